@@ -1,0 +1,7 @@
+"""``caee explain``."""
+
+from __future__ import annotations
+
+
+def command() -> None:
+    """(to be written)"""

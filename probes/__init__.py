@@ -1,0 +1,1 @@
+"""Measuring and fitting: links, memory, disks, topology, fingerprint. The lowest floor."""

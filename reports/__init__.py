@@ -1,0 +1,1 @@
+"""From stored records to pages and tables: pure info, then rendering. The fourth floor."""

@@ -1,0 +1,1 @@
+"""Decision, cost model, caches, traces, simulator, transfers and the live engine. The third floor."""

@@ -1,0 +1,1 @@
+"""Cost tables: seconds per expert on each device, from calibrated link models."""

@@ -1,0 +1,1 @@
+"""The what-if machine: replay a trace on a described machine."""

@@ -1,0 +1,1 @@
+"""Routing traces: the Parquet format, importers for other tools' dumps, statistics and synthesis."""

@@ -1,0 +1,1 @@
+"""What is kept: probes, calibrations, runs, simulations, in SQLite through SQLAlchemy. The second floor."""

@@ -1,0 +1,1 @@
+"""Schema migrations, one file each, applied in order of their number."""

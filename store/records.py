@@ -1,0 +1,193 @@
+"""What the store keeps beside probes and calibrations: runs and simulations, as the floors above hand them in.
+
+Times are in seconds. A quantity that is unknown is None, never NaN. Per-device lists are ordered by device index.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from probes.records import Device, Fingerprint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Median of ``samples`` (raw, in the order taken) with a 95 % bootstrap interval of the median."""
+
+    median: float
+    ci95: tuple[float, float]
+    samples: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ratio:
+    """with policy ÷ baseline, paired: below 1 is faster. ``outside_noise``: the interval does not contain 1."""
+
+    ratio: float
+    ci95: tuple[float, float]
+
+    @property
+    def outside_noise(self) -> bool:
+        return not self.ci95[0] <= 1.0 <= self.ci95[1]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTimes:
+    """Mean seconds of one decode step by where they went, on the slowest rank; ``other``: dense compute, overhead."""
+
+    total: float
+    fetch_wait: float
+    experts: float
+    exchange: float
+    decide: float
+    other: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassStatistics:
+    """One kind of pass (baseline, or with the policy) over all interleaved pairs.
+
+    ``max_device_misses_per_step``: mean over decode steps of Σ_layers max_d fetches. ``removed_importance``: per real
+    token and layer. ``tokens``: how many tokens one pass generated.
+    """
+
+    ttft_seconds: Estimate
+    tpot_seconds: Estimate
+    tokens: int
+    steps: int
+    misses_per_device: tuple[int, ...]
+    max_device_misses_per_step: float
+    hit_rate: float | None
+    removed_importance: float
+    rerouted_slots: int
+    step_times: StepTimes
+    predicted_tpot_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quality:
+    """Decode-shaped quality on held-out text, teacher-forced in lockstep on the policy's own evolving caches.
+
+    ``nll_*`` in nats per token; ``mean_kl`` = mean KL(baseline ‖ policy) per token, nats; ``nll_difference_ci95`` is
+    a paired bootstrap over sequences of nll_policy − nll_baseline.
+    """
+
+    nll_baseline: float
+    nll_policy: float
+    nll_difference_ci95: tuple[float, float]
+    perplexity_ratio: float
+    mean_kl: float
+    top1_agreement: float
+    tokens: int
+    sequences: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerCost:
+    """One MoE layer over the policy's passes: per device, mean per decode step.
+
+    ``before`` is what the router's own choice would have cost on the very caches and tokens of ``after``. Costs are
+    in seconds (fetches × calibrated cost), misses in experts. ``gap_histogram_*``: number of decode steps by max_d −
+    min_d misses. ``importance_highest`` and ``_lowest``: mean over steps of the highest and lowest importance share
+    among the activated experts (paper, Fig. 4).
+    """
+
+    layer: int
+    device_cost_before: tuple[float, ...]
+    device_cost_after: tuple[float, ...]
+    device_misses_before: tuple[float, ...]
+    device_misses_after: tuple[float, ...]
+    gap_histogram_before: tuple[int, ...]
+    gap_histogram_after: tuple[int, ...]
+    importance_highest: float | None
+    importance_lowest: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSeries:
+    """Per decode step of the last pair: max over devices of the step's fetches, and share of dispatches that hit."""
+
+    baseline_max_misses: tuple[int, ...]
+    policy_max_misses: tuple[int, ...]
+    baseline_hit_rate: tuple[float, ...]
+    policy_hit_rate: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyChoice:
+    """A policy as it was run: its name and every parameter, defaults included."""
+
+    name: str
+    parameters: dict[str, str | float | int | bool]
+
+    def __str__(self) -> str:
+        pairs = ",".join(f"{key}={value}" for key, value in self.parameters.items())
+        return f"{self.name}:{pairs}" if pairs else self.name
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """What was run. ``cache_experts``: cached experts per device, over all layers."""
+
+    batch_size: int
+    max_new_tokens: int
+    prompts: int
+    pairs: int
+    seed: int
+    dtype: str
+    cache: str
+    cache_experts: int
+    experts_per_device: int
+    top_k: int
+    num_experts: int
+    moe_layers: int
+    expert_bytes: int
+    phases: str
+    read_mode: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction:
+    """Calibrated model against measurement, for the policy's passes: relative_error = predicted ÷ measured − 1."""
+
+    tpot_seconds: float
+    relative_error: float
+    baseline_tpot_seconds: float
+    baseline_relative_error: float
+    calibration_id: str
+    seconds_per_expert: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleText:
+    """One prompt and what followed it, for the eye."""
+
+    prompt: str
+    baseline: str
+    with_policy: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """Everything one ``caee run`` measured."""
+
+    run_id: str
+    created_at: str
+    model: str
+    model_family: str
+    devices: tuple[Device, ...]
+    tier: str
+    policy: PolicyChoice
+    workload: Workload
+    fingerprint: Fingerprint
+    calibration_id: str | None
+    baseline: PassStatistics
+    with_policy: PassStatistics
+    gain_ttft: Ratio
+    gain_tpot: Ratio
+    quality: Quality | None
+    layers: tuple[LayerCost, ...]
+    series: StepSeries
+    predicted: Prediction | None
+    samples: tuple[SampleText, ...]
+    warnings: tuple[str, ...]

@@ -1,0 +1,40 @@
+"""Shared by all tests: one torch thread, the shared data folder, and proof of what is under test."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+ROOT = Path(__file__).parent.parent
+SHARED_DATA = ROOT.parent / "shared" / "data"
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """With CAEE_TEST_WHEEL=1 the packages must come from the installed wheel, not from the source folder."""
+    if os.environ.get("CAEE_TEST_WHEEL") != "1":
+        return
+    import probes
+
+    if ROOT in Path(probes.__file__).parents and "site-packages" not in Path(probes.__file__).parts:
+        raise pytest.UsageError(f"tests run against {probes.__file__}, not against the built wheel")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    # Two threads under load make small operations 10 to 300 times slower.
+    import torch
+
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """The folder of real traces and machine outputs; tests that need it are skipped where it is absent."""
+    if not SHARED_DATA.is_dir():
+        pytest.skip("the shared data folder is not beside this checkout")
+    return SHARED_DATA
