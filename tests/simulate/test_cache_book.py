@@ -1,0 +1,197 @@
+"""The cache books against a naive cache, and what a live engine relies on: slots, snapshots, clear refusals."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from probes.errors import UsageError
+from runtime.cache import NEVER, CacheBook, CacheSpec, parse_cache
+
+LAYERS, EXPERTS = 3, 6
+Expert = tuple[int, int]
+
+
+@dataclass
+class NaiveCache:
+    """The definition, spelled out: every rank computed anew, nothing kept in order."""
+
+    spec: CacheSpec
+    slots: int
+    next_use: dict[Expert, float] = field(default_factory=dict)
+    counts: dict[Expert, float] = field(default_factory=dict)
+    last: dict[Expert, int] = field(default_factory=dict)
+    resident: set[Expert] = field(default_factory=set)
+    now: int = 0
+
+    def start_step(self) -> None:
+        for expert in self.counts:
+            self.counts[expert] *= self.spec.decay
+
+    def dispatch(self, layer: int, experts: list[int]) -> list[tuple[int, bool, Expert | None]]:
+        """For each fetched expert: its id, whether it is cached now, and who had to go."""
+        self.now += 1
+        used = [(layer, expert) for expert in experts]
+        for expert in used:
+            self.counts[expert] = self.counts.get(expert, 0.0) + 1
+            self.last[expert] = self.now
+        return [self.fetch(expert, used) for expert in used if expert not in self.resident]
+
+    def fetch(self, expert: Expert, used: list[Expert]) -> tuple[int, bool, Expert | None]:
+        victim = None
+        if len(self.resident) >= self.slots:
+            candidates = [other for other in self.resident if other not in used]
+            if not candidates:
+                return expert[1], False, None
+            victim = min(candidates, key=self.rank)
+            if self.spec.admit and self.counts[expert] < self.counts[victim]:
+                return expert[1], False, None
+            self.resident.remove(victim)
+        self.resident.add(expert)
+        return expert[1], True, victim
+
+    def rank(self, expert: Expert) -> tuple[float, float, Expert]:
+        if self.spec.kind == "lfu":
+            return self.counts[expert], self.last[expert], expert
+        if self.spec.kind == "lru":
+            return 0.0, self.last[expert], expert
+        return -self.next_use.get(expert, float("inf")), 0.0, expert
+
+
+SPECS = st.sampled_from(
+    [parse_cache(text) for text in ("lfu", "lru", "lfu:decay=0.5", "lfu:decay=0.97,admit=1", "lfu:admit=1")]
+)
+# A step: the experts dispatched in each layer.
+STEPS = st.lists(st.lists(st.sets(st.integers(0, EXPERTS - 1)), min_size=LAYERS, max_size=LAYERS), max_size=25)
+
+
+@given(spec=SPECS, slots=st.integers(0, 10), steps=STEPS)
+def test_book_equals_the_definition(spec: CacheSpec, slots: int, steps: list[list[set[int]]]) -> None:
+    naive = NaiveCache(spec=spec, slots=slots)
+    book = CacheBook(spec, slots, LAYERS, EXPERTS)
+    for step in steps:
+        naive.start_step()
+        book.start_step()
+        for layer, experts in enumerate(step):
+            expected = naive.dispatch(layer, sorted(experts))
+            got = book.dispatch(layer, sorted(experts))
+            assert [(fetch.expert, fetch.slot is not None, fetch.evicted) for fetch in got] == expected
+            for other in range(LAYERS):
+                here = {expert for at, expert in naive.resident if at == other}
+                assert set(np.flatnonzero(book.resident(other))) == here
+
+
+@given(slots=st.integers(1, 8), steps=STEPS)
+def test_belady_evicts_what_is_needed_last(slots: int, steps: list[list[set[int]]]) -> None:
+    moments = [(layer, experts) for step in steps for layer, experts in enumerate(step)]
+    next_use_LN = np.full((LAYERS, EXPERTS), NEVER)
+    naive = NaiveCache(spec=parse_cache("belady"), slots=slots)
+    book = CacheBook(parse_cache("belady"), slots, LAYERS, EXPERTS, next_use_LN=next_use_LN)
+    for now, (layer, experts) in enumerate(moments):
+        for at in range(LAYERS):
+            for expert in range(EXPERTS):
+                later = [m for m in range(now + 1, len(moments)) if moments[m][0] == at and expert in moments[m][1]]
+                next_use_LN[at, expert] = later[0] if later else NEVER
+                naive.next_use[at, expert] = later[0] if later else float("inf")
+        expected = naive.dispatch(layer, sorted(experts))
+        got = book.dispatch(layer, sorted(experts))
+        assert [(fetch.expert, fetch.slot is not None, fetch.evicted) for fetch in got] == expected
+
+
+@given(spec=SPECS, slots=st.integers(0, 10), steps=STEPS)
+def test_an_expert_keeps_its_slot_and_no_slot_is_shared(
+    spec: CacheSpec, slots: int, steps: list[list[set[int]]]
+) -> None:
+    book = CacheBook(spec, slots, LAYERS, EXPERTS)
+    held: dict[Expert, int] = {}
+    for step in steps:
+        book.start_step()
+        for layer, experts in enumerate(step):
+            for fetch in book.dispatch(layer, sorted(experts)):
+                if fetch.evicted is not None:
+                    assert held.pop(fetch.evicted) == fetch.slot
+                if fetch.slot is not None:
+                    assert 0 <= fetch.slot < slots
+                    held[layer, fetch.expert] = fetch.slot
+            assert len(set(held.values())) == len(held)
+            for (at, expert), slot in held.items():
+                assert book.slot_of(at, expert) == slot
+    assert sum(int(book.resident(layer).sum()) for layer in range(LAYERS)) == len(held)
+
+
+@given(spec=SPECS, slots=st.integers(0, 10), before=STEPS, after=STEPS)
+def test_a_restored_book_goes_on_as_if_nothing_had_happened(
+    spec: CacheSpec, slots: int, before: list[list[set[int]]], after: list[list[set[int]]]
+) -> None:
+    def play(book: CacheBook, steps: list[list[set[int]]]) -> list[object]:
+        fetches: list[object] = []
+        for step in steps:
+            book.start_step()
+            fetches += [book.dispatch(layer, sorted(experts)) for layer, experts in enumerate(step)]
+        return fetches
+
+    book = CacheBook(spec, slots, LAYERS, EXPERTS)
+    play(book, before)
+    snapshot = book.snapshot()
+    first = play(book, after)
+    book.restore(snapshot)
+    assert play(book, after) == first
+
+
+def test_a_fetch_that_finds_no_room_still_counts() -> None:
+    book = CacheBook(parse_cache("lfu"), 1, 1, 4)
+    first, second = book.dispatch(0, [1, 2])
+    assert (first.slot, second.slot) == (0, None)
+    assert book.slot_of(0, 2) is None
+
+
+def test_a_snapshot_of_another_size_is_refused() -> None:
+    snapshot = CacheBook(parse_cache("lfu"), 2, 1, 4).snapshot()
+    with pytest.raises(UsageError, match="another size"):
+        CacheBook(parse_cache("lfu"), 3, 1, 4).restore(snapshot)
+
+
+def test_a_live_book_cannot_look_ahead() -> None:
+    with pytest.raises(UsageError, match="looks ahead"):
+        CacheBook(parse_cache("belady"), 2, 1, 4)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("lfu", CacheSpec(kind="lfu")),
+        ("lru", CacheSpec(kind="lru")),
+        ("belady", CacheSpec(kind="belady")),
+        ("lfu:decay=0.97,admit=1", CacheSpec(kind="lfu", decay=0.97, admit=True)),
+        (" lfu : decay = 0.5 ", CacheSpec(kind="lfu", decay=0.5)),
+    ],
+)
+def test_a_cache_is_read_as_it_is_written(text: str, expected: CacheSpec) -> None:
+    assert parse_cache(text) == expected
+    assert parse_cache(str(expected)) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "mru",
+        "lru:decay=0.9",
+        "belady:admit=1",
+        "lfu:decay=0",
+        "lfu:decay=1.5",
+        "lfu:decay=nan",
+        "lfu:decay=x",
+        "lfu:admit=yes",
+        "lfu:admit",
+        "lfu:size=3",
+        "lfu:decay=0.9,decay=0.8",
+    ],
+)
+def test_a_wrong_cache_is_refused(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_cache(text)
