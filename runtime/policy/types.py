@@ -7,6 +7,7 @@ and every rank and every implementation takes the same decision.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -43,26 +44,47 @@ class Summary:
     """What one rank's tokens say of the experts; ranks combine by ``+`` (sum of importance, or of the bitmaps).
 
     ``importance_N``: Σ_t q(t,e). ``mandatory_N``: bitmap of the policy's per-token rule. ``active_N``: ∪ K_t.
-    ``votes_N``: a policy's own additional sum (Lynx votes), else None.
+    ``tokens``: real ones. ``votes_VN``: a policy's own additional sums, V rows, most significant first, else None.
     """
 
     importance_N: Ints
     mandatory_N: Bools
     active_N: Bools
     tokens: int
-    votes_N: Ints | None = None
+    votes_VN: Ints | None = None
 
     def __add__(self, other: Summary) -> Summary:
         votes = None
-        if self.votes_N is not None and other.votes_N is not None:
-            votes = self.votes_N + other.votes_N
+        if self.votes_VN is not None and other.votes_VN is not None:
+            votes = self.votes_VN + other.votes_VN
         return Summary(
             importance_N=self.importance_N + other.importance_N,
             mandatory_N=self.mandatory_N | other.mandatory_N,
             active_N=self.active_N | other.active_N,
             tokens=self.tokens + other.tokens,
-            votes_N=votes,
+            votes_VN=votes,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkGroups:
+    """Devices behind shared links: group g holds ``members[starts[g]:starts[g + 1]]``; factors × 1024, rounded."""
+
+    starts_G1: Ints
+    members: Ints
+    factors_G: Ints
+
+    def __iter__(self) -> Iterator[tuple[Ints, int]]:
+        """Each group's devices and its factor."""
+        for group, factor in enumerate(self.factors_G):
+            yield self.members[self.starts_G1[group] : self.starts_G1[group + 1]], int(factor)
+
+
+NO_GROUPS = LinkGroups(
+    starts_G1=np.zeros(1, dtype=np.int64),
+    members=np.zeros(0, dtype=np.int64),
+    factors_G=np.zeros(0, dtype=np.int64),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,23 +93,28 @@ class Machine:
 
     ``placement_NR``: device of each replica, −1 where an expert has fewer. ``cost_NR``: picoseconds. ``resident_NR``:
     in that device's cache, or None for on-device inference (every dispatched expert is paid for).
-    ``group_devices``: one array of device indices per link group, ``group_factors``: its factor × 1024, rounded.
+    ``runtime.policy.inputs.make_machine`` builds one from seconds; ``dataclasses.replace`` gives it new residency.
     """
 
     placement_NR: Ints
     cost_NR: Ints
     resident_NR: Bools | None
     devices: int
-    group_devices: tuple[Ints, ...] = ()
-    group_factors: tuple[int, ...] = ()
+    groups: LinkGroups = NO_GROUPS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The kept set A_trans and how it was reached. Loads and F in picoseconds; ``f_base``: where the policy has one."""
+    """The kept set A_trans (per-token policies: what is dispatched) and how it was reached.
+
+    ``device_N``: the device of each expert's cheapest replica, ``paid_N`` what moving it costs there now (R·c).
+    Loads and F in picoseconds; ``mandatory_N`` and ``f_base``: where the policy has them.
+    """
 
     kept_N: Bools
+    active_N: Bools
     device_N: Ints
+    paid_N: Ints
     mandatory_N: Bools | None
     f_base: int | None
     f_before: int
@@ -106,29 +133,43 @@ class Routed:
     rerouted_slots: int
 
 
+Parameter = float | int | str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySpec:
-    """A policy by name with its parameters, and how lost slots are compensated (``None``: the policy's default)."""
+    """A policy by name with its parameters, and how lost slots are compensated.
+
+    ``None`` for ``renormalize`` and ``routed_scaling_factor`` is the model's own rule in a live run, and elsewhere
+    ``survivors`` and 1. ``runtime.policy.spec.resolve`` fills in whatever depends on the machine.
+    """
 
     name: str
-    parameters: dict[str, float | int | str] = field(default_factory=dict)
+    parameters: dict[str, Parameter] = field(default_factory=dict)
     compensation: str = "active"
     reselect: str = "affected"
-    renormalize: str = "survivors"
-    routed_scaling_factor: float = 1.0
+    renormalize: str | None = None
+    routed_scaling_factor: float | None = None
 
 
 class Policy(Protocol):
     """One policy, in three stages that a data-parallel run places around its all-reduce.
 
-    ``decide`` never modifies its arguments. Stateless, except where ``spec`` says otherwise (the controller of
-    ``budget``, the running mean of ``cache-prior``); that state is a function of the decisions taken, so all ranks
-    hold the same.
+    Each rank calls ``summarise`` on its own tokens, the summaries are added up, every rank calls ``decide`` on the sum
+    and then ``reroute`` on its own tokens. Arguments are never modified. Not safe for concurrent calls on one object.
+    ``state`` is empty, except for the price of ``budget`` and the mean range of ``cache-prior``: what was learned from
+    the calls so far. The price follows from the decisions alone, so all ranks hold the same.
+
+    Raises ``CaseError`` where the policy needs full scores and ``tokens`` has none.
     """
 
-    spec: PolicySpec
+    @property
+    def spec(self) -> PolicySpec: ...
 
-    def summarise(self, tokens: Tokens, num_experts: int) -> Summary: ...
+    @property
+    def state(self) -> dict[str, float]: ...
+
+    def summarise(self, tokens: Tokens, machine: Machine) -> Summary: ...
 
     def decide(self, summary: Summary, machine: Machine) -> Decision: ...
 
