@@ -133,7 +133,7 @@ class Routed:
     rerouted_slots: int
 
 
-Parameter = float | int | str
+ParameterValue = float | int | str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,7 +145,7 @@ class PolicySpec:
     """
 
     name: str
-    parameters: dict[str, Parameter] = field(default_factory=dict)
+    parameters: dict[str, ParameterValue] = field(default_factory=dict)
     compensation: str = "active"
     reselect: str = "affected"
     renormalize: str | None = None
