@@ -1,0 +1,127 @@
+"""The kinds of records: what each is called in a list, what it was made from, and its whole JSON document."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+from probes.errors import StoreError
+from probes.records import Calibration, Fingerprint, LinkStatus, Probe
+from store.codec import decode, encode, from_text, to_text
+from store.entries import RecordKind
+from store.records import RunRecord
+
+Record = Probe | Calibration | RunRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """A record as it goes into the store: its whole document and what lists and checks need."""
+
+    kind: RecordKind
+    record_id: str
+    created_at: str
+    summary: str
+    machine: str | None
+    needs: tuple[str, ...]
+    document: dict[str, Any]
+
+    @property
+    def text(self) -> str:
+        return to_text(self.document)
+
+
+def kept(record: Record) -> Kept:
+    """``record`` ready to be written. Raises ``StoreError`` where it holds what JSON cannot."""
+    if isinstance(record, Probe):
+        return _kept(record, RecordKind.PROBE, record.probe_id, _probe_summary(record), ())
+    if isinstance(record, Calibration):
+        needs = (record.probe_id,)
+        return _kept(record, RecordKind.CALIBRATION, record.calibration_id, _calibration_summary(record), needs)
+    needs = (record.calibration_id,)
+    return _kept(record, RecordKind.RUN, record.run_id, _run_summary(record), needs)
+
+
+def kept_simulation(simulation_id: str, created_at: str, document: dict[str, Any]) -> Kept:
+    """The document of a simulation, which is kept as ``caee simulate`` printed it."""
+    return Kept(
+        kind=RecordKind.SIMULATION,
+        record_id=simulation_id,
+        created_at=created_at,
+        summary=_simulation_summary(document),
+        machine=None,
+        needs=(),
+        document=from_text(to_text(encode(document))),
+    )
+
+
+def revive(kind: RecordKind, document: Any) -> Record:
+    """The record that ``document`` was made from. Raises ``StoreError`` naming the field that does not fit."""
+    if kind is RecordKind.PROBE:
+        return decode(document, Probe)
+    if kind is RecordKind.CALIBRATION:
+        return decode(document, Calibration)
+    if kind is RecordKind.RUN:
+        return decode(document, RunRecord)
+    raise StoreError(f"a {kind} is a plain document")
+
+
+def rekept(kind: RecordKind, record_id: str, created_at: str, document: Any) -> Kept:
+    """``document``, from a file or from the tables, checked against its kind, id and date. Raises ``StoreError``."""
+    if kind is RecordKind.SIMULATION:
+        if not isinstance(document, dict):
+            raise StoreError("simulation: expected an object with named fields")
+        return kept_simulation(record_id, created_at, document)
+    found = kept(revive(kind, document))
+    if (found.record_id, found.created_at) != (record_id, created_at):
+        raise StoreError(f"the document says {found.record_id} of {found.created_at}, not {record_id} of {created_at}")
+    return found
+
+
+def machine_digest(fingerprint: Fingerprint) -> str:
+    """Equal for two fingerprints exactly when no identity field changed; an unknown field counts as absent."""
+    known = {name: field.value for name, field in fingerprint.identity.items() if field.value is not None}
+    return hashlib.sha256(to_text(known).encode()).hexdigest()
+
+
+def digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _kept(record: Record, kind: RecordKind, record_id: str, summary: str, needs: tuple[str | None, ...]) -> Kept:
+    return Kept(
+        kind=kind,
+        record_id=record_id,
+        created_at=record.created_at,
+        # A lone surrogate (from a file name that is no UTF-8) cannot be a column's text.
+        summary=summary.encode("utf-8", "backslashreplace").decode(),
+        machine=None if record.fingerprint is None else machine_digest(record.fingerprint),
+        needs=tuple(needed for needed in needs if needed is not None),
+        # There and back once: a record that could not be read again is refused here, before anything is written.
+        document=encode(revive(kind, encode(record))),
+    )
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _probe_summary(probe: Probe) -> str:
+    waived = sum(link.status is LinkStatus.WAIVED for link in probe.links)
+    measured = len(probe.links) - waived
+    return f"{_count(len(probe.devices), 'device')}, {_count(measured, 'link')} measured, {waived} waived"
+
+
+def _calibration_summary(calibration: Calibration) -> str:
+    source = calibration.origin if calibration.probe_id is None else f"probe {calibration.probe_id}"
+    return f"{_count(len(calibration.models), 'cost model')} from {source}"
+
+
+def _run_summary(run: RunRecord) -> str:
+    return f"{run.model} on {_count(len(run.devices), 'device')}, {run.policy}: TPOT × {run.gain_tpot.ratio:.3f}"
+
+
+def _simulation_summary(document: dict[str, Any]) -> str:
+    policies = document.get("policies")
+    return _count(len(policies), "result") if isinstance(policies, list) else "a simulation"

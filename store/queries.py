@@ -1,0 +1,134 @@
+"""Reading and writing whole records, on a connection whose transaction the caller holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from probes.errors import StoreError
+from store.entries import Entry, RecordKind
+from store.faults import DamagedStoreError
+from store.kinds import Kept, rekept
+from store.rows import put_together, take_apart
+from store.schema import DEPENDENCIES, LINKS, MODELS, RECORDS, SAMPLES
+
+_MAKES = {
+    RecordKind.PROBE: "caee probe",
+    RecordKind.CALIBRATION: "caee calibrate",
+    RecordKind.RUN: "caee run",
+    RecordKind.SIMULATION: "caee simulate",
+}
+_NEWEST_FIRST = (RECORDS.c.created_at.desc(), RECORDS.c.sequence.desc())
+
+
+def insert(connection: sa.Connection, kept: Kept) -> bool:
+    """Write a record; False if it is there already. Another record under the same id is a ``StoreError``."""
+    if connection.scalar(sa.select(RECORDS.c.kind).where(RECORDS.c.record_id == kept.record_id)) is not None:
+        _require_same(connection, kept)
+        return False
+    for table, rows in take_apart(kept).items():
+        if rows:
+            connection.execute(sa.insert(table), rows)
+    return True
+
+
+def _require_same(connection: sa.Connection, kept: Kept) -> None:
+    (entry,) = _read_entries(connection, _ENTRIES.where(RECORDS.c.record_id == kept.record_id))
+    if entry.kind is kept.kind:
+        # Read and encoded anew: a record stored before its kind gained a field is the same record.
+        found = rekept(entry.kind, entry.record_id, entry.created_at, document(connection, entry.record_id))
+        if found == kept:
+            return
+    raise StoreError(
+        f"another {entry.kind} is kept under the id {kept.record_id}",
+        hint=f"to replace it, first: caee store delete {kept.record_id}",
+    )
+
+
+_ENTRIES = sa.select(RECORDS.c.kind, RECORDS.c.record_id, RECORDS.c.created_at, RECORDS.c.summary, RECORDS.c.size_bytes)
+
+
+def _read_entries(connection: sa.Connection, statement: sa.Select[Any]) -> list[Entry]:
+    return [_entry(**row._asdict()) for row in connection.execute(statement)]
+
+
+def _entry(*, kind: str, record_id: str, **columns: Any) -> Entry:
+    try:
+        return Entry(kind=RecordKind(kind), record_id=record_id, **columns)
+    except ValueError as error:
+        raise DamagedStoreError(f"{record_id} is of an unknown kind, {kind!r}") from error
+
+
+def entries(connection: sa.Connection, kind: RecordKind | None, limit: int | None = None) -> tuple[Entry, ...]:
+    """What is kept, newest first."""
+    statement = _ENTRIES.order_by(*_NEWEST_FIRST).limit(limit)
+    if kind is not None:
+        statement = statement.where(RECORDS.c.kind == kind.value)
+    return tuple(_read_entries(connection, statement))
+
+
+def find(connection: sa.Connection, kind: RecordKind | None, record_id: str | None) -> Entry:
+    """The newest record of ``kind``, or the one whose id is, or alone begins with, ``record_id``."""
+    wanted = "record" if kind is None else kind.value
+    if record_id is None:
+        found = entries(connection, kind, limit=1)
+        if not found:
+            hint = f"{_MAKES[kind]} makes one" if kind else None
+            raise StoreError(f"no {wanted} is kept yet", hint=hint)
+        return found[0]
+    begins = sa.func.substr(RECORDS.c.record_id, 1, len(record_id)) == record_id
+    statement = _ENTRIES.where(begins).order_by(RECORDS.c.record_id)
+    if kind is not None:
+        statement = statement.where(RECORDS.c.kind == kind.value)
+    matches = _read_entries(connection, statement) if record_id else []
+    exact = [entry for entry in matches if entry.record_id == record_id]
+    if exact or len(matches) == 1:
+        return (exact or matches)[0]
+    if not matches:
+        raise StoreError(f"no {wanted} has the id {record_id!r}", hint="caee store list shows what is kept")
+    named = ", ".join(entry.record_id for entry in matches[:5])
+    raise StoreError(
+        f"{len(matches)} ids begin with {record_id!r}: {named}{', …' if len(matches) > 5 else ''}",
+        hint="write more of the id",
+    )
+
+
+def document(connection: sa.Connection, record_id: str) -> dict[str, Any]:
+    """A record's whole document. Raises ``DamagedStoreError`` where its JSON cannot be read."""
+    (record,) = _rows(connection, RECORDS, RECORDS.c.record_id == record_id)
+    try:
+        return put_together(
+            record,
+            links=_rows(connection, LINKS, LINKS.c.probe_id == record_id, LINKS.c.link),
+            samples=_rows(connection, SAMPLES, SAMPLES.c.probe_id == record_id, SAMPLES.c.link, SAMPLES.c.position),
+            models=_rows(connection, MODELS, MODELS.c.calibration_id == record_id, MODELS.c.position),
+        )
+    except (ValueError, TypeError, LookupError) as error:
+        raise DamagedStoreError(
+            f"{record_id} cannot be read: its rows are damaged ({error})",
+            hint="caee store check looks at all records; caee store delete removes one",
+        ) from error
+
+
+def _rows(
+    connection: sa.Connection, table: sa.Table, where: sa.ColumnElement[bool], *order: sa.Column[Any]
+) -> list[dict[str, Any]]:
+    return [row._asdict() for row in connection.execute(sa.select(table).where(where).order_by(*order))]
+
+
+def delete(connection: sa.Connection, record_id: str, *, force: bool) -> Entry:
+    """Delete a record with its rows; one that others were made from is a ``StoreError``, unless ``force``."""
+    entry = find(connection, None, record_id)
+    using = connection.scalars(
+        sa.select(DEPENDENCIES.c.record_id)
+        .where(DEPENDENCIES.c.needed_id == entry.record_id)
+        .order_by(DEPENDENCIES.c.record_id)
+    ).all()
+    if using and not force:
+        raise StoreError(
+            f"{entry.kind} {entry.record_id} is what {', '.join(using)} came from",
+            hint="delete those first, or add --force to delete this one alone",
+        )
+    connection.execute(sa.delete(RECORDS).where(RECORDS.c.record_id == entry.record_id))
+    return entry

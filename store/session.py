@@ -1,0 +1,141 @@
+"""The store: dataclasses in, dataclasses out, each save whole or not at all."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Self, cast
+
+from probes.errors import StoreError
+from probes.records import Calibration, Probe
+from store import checking, exchange, queries
+from store.database import Database
+from store.entries import Entry, Imported, Problem, RecordKind
+from store.kinds import kept, kept_simulation, revive
+from store.location import default_location, prepare_file, resolve, sqlite_file
+from store.opening import bring_up_to_date
+from store.records import RunRecord
+
+__all__ = ["Store", "default_location", "open_store"]
+
+
+def open_store(location: str | None = None, *, create: bool = True) -> Store:
+    """The store at a path or SQLAlchemy URL; None: at ``CAEE_STORE``, else at ``default_location()``.
+
+    A new one is made, with its folders, unless ``create`` is False; an older schema is brought up to date. Raises
+    ``StoreError`` where it cannot be opened, is no store of ours, or is newer than this version of caee.
+    """
+    url = resolve(location)
+    file = sqlite_file(url)
+    if file is not None:
+        prepare_file(file, create=create)
+    database = Database(url)
+    bring_up_to_date(database)
+    return Store(database)
+
+
+class Store:
+    """An open store. Every method is one transaction; any number of processes may hold the same store open.
+
+    Where an id is asked for, the beginning of one is enough if no other begins so, and None means the newest.
+    All methods raise ``StoreError`` where the database does not do what is asked.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @property
+    def location(self) -> str:
+        """The path of an SQLite file; else the URL, without its password."""
+        return self._database.location
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._database.close()
+
+    def save_probe(self, probe: Probe) -> None:
+        """Saving the same record twice changes nothing; another record under the same id is refused."""
+        with self._database.transaction(writes=True) as connection:
+            queries.insert(connection, kept(probe))
+
+    def probe(self, probe_id: str | None = None) -> Probe:
+        return cast(Probe, self._record(RecordKind.PROBE, probe_id))
+
+    def save_calibration(self, calibration: Calibration) -> None:
+        with self._database.transaction(writes=True) as connection:
+            queries.insert(connection, kept(calibration))
+
+    def calibration(self, calibration_id: str | None = None) -> Calibration:
+        return cast(Calibration, self._record(RecordKind.CALIBRATION, calibration_id))
+
+    def save_run(self, run: RunRecord) -> None:
+        with self._database.transaction(writes=True) as connection:
+            queries.insert(connection, kept(run))
+
+    def run(self, run_id: str | None = None) -> RunRecord:
+        return cast(RunRecord, self._record(RecordKind.RUN, run_id))
+
+    def runs(self, last: int) -> tuple[RunRecord, ...]:
+        """The ``last`` newest runs, newest first."""
+        with self._database.transaction() as connection:
+            entries = queries.entries(connection, RecordKind.RUN, limit=last)
+            documents = [queries.document(connection, entry.record_id) for entry in entries]
+        return tuple(cast(RunRecord, revive(RecordKind.RUN, document)) for document in documents)
+
+    def save_simulation(self, simulation_id: str, created_at: str, document: dict[str, Any]) -> None:
+        """``document`` as ``caee simulate --json`` prints it."""
+        with self._database.transaction(writes=True) as connection:
+            queries.insert(connection, kept_simulation(simulation_id, created_at, document))
+
+    def simulation(self, simulation_id: str | None = None) -> dict[str, Any]:
+        with self._database.transaction() as connection:
+            entry = queries.find(connection, RecordKind.SIMULATION, simulation_id)
+            return queries.document(connection, entry.record_id)
+
+    def entries(self, kind: RecordKind | None = None) -> tuple[Entry, ...]:
+        """What is kept, newest first."""
+        with self._database.transaction() as connection:
+            return queries.entries(connection, kind)
+
+    def document(self, record_id: str) -> tuple[Entry, dict[str, Any]]:
+        """A record of any kind as its JSON document."""
+        with self._database.transaction() as connection:
+            entry = queries.find(connection, None, record_id)
+            return entry, queries.document(connection, entry.record_id)
+
+    def delete(self, record_id: str, *, force: bool = False) -> Entry:
+        """Delete a record of any kind; one that others were made from is refused, unless ``force``."""
+        with self._database.transaction(writes=True) as connection:
+            return queries.delete(connection, record_id, force=force)
+
+    def check(self) -> tuple[Problem, ...]:
+        """Whether the database is sound and every record in it whole: empty if so."""
+        return checking.check(self._database)
+
+    def export(self, *record_ids: str) -> dict[str, Any]:
+        """The records, and what they were made from, as one document for ``import_document`` on another machine."""
+        with self._database.transaction() as connection:
+            return exchange.export(connection, record_ids)
+
+    def import_document(self, document: Any) -> Imported:
+        """Add the records of an export, all or none; those that are here already with the same content stay."""
+        with self._database.transaction(writes=True) as connection:
+            return exchange.import_document(connection, document)
+
+    def _record(self, kind: RecordKind, record_id: str | None) -> Any:
+        with self._database.transaction() as connection:
+            entry = queries.find(connection, kind, record_id)
+            found = queries.document(connection, entry.record_id)
+        try:
+            return revive(kind, found)
+        except StoreError as error:
+            raise StoreError(
+                f"{kind} {entry.record_id} cannot be read: {error.message}",
+                hint="caee store check looks at all records",
+            ) from error
