@@ -144,7 +144,8 @@ class TraceSource(Protocol):
     """A trace that is read as a stream, whatever its file's format.
 
     ``chunks()`` starts from the beginning at every call, with memory bounded by the chunk size. ``notes``: what an
-    importer had to infer or mark, in sentences, complete once ``chunks()`` is exhausted.
+    importer had to infer or mark, in sentences, complete once ``chunks()`` is exhausted. ``fraction_read``: how much
+    of the file the last ``chunks()`` has read, 0 to 1. Whatever is wrong with the file is raised as ``TraceError``.
     """
 
     @property
@@ -152,5 +153,8 @@ class TraceSource(Protocol):
 
     @property
     def notes(self) -> tuple[str, ...]: ...
+
+    @property
+    def fraction_read(self) -> float: ...
 
     def chunks(self) -> Iterator[RoutingTrace]: ...

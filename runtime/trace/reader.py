@@ -1,0 +1,151 @@
+"""Reading traces of the project's own format: a Parquet file, or the pieces of an interrupted recording."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from probes.errors import TraceError
+from runtime.trace.check import check_chunk
+from runtime.trace.chunking import SequenceTable, join
+from runtime.trace.columns import from_table, schema_of
+from runtime.trace.metadata import LOAD_PROFILE, METADATA_KEY, meta_from_json
+from runtime.trace.records import RoutingTrace, TraceMeta
+
+
+def partial_folder(path: Path) -> Path:
+    """Where the pieces of a recording to ``path`` lie until it is closed."""
+    return path.with_name(path.name + ".partial")
+
+
+def recorded_file(folder: Path) -> Path:
+    """The file that the pieces in ``folder`` were to become."""
+    return folder.with_name(folder.name.removesuffix(".partial"))
+
+
+class TraceReader:
+    """A routing trace of the project's own format, as a stream of chunks, one per row group (a ``TraceSource``).
+
+    ``path``: the Parquet file, or a recording's ``.partial`` folder; of a recording that was interrupted the folder is
+    read where the file is missing. Raises ``TraceError``.
+    """
+
+    def __init__(self, path: Path) -> None:
+        folder = partial_folder(path)
+        self._notes: tuple[str, ...] = ()
+        if not path.exists() and folder.is_dir():
+            path = folder
+        self._pieces = _pieces_of(path) if path.is_dir() else (path,)
+        self.meta, self.tokens = _agreed(self._pieces)
+        self._read = 0
+        if path.is_dir():
+            self._notes = (f"{path} is an interrupted recording: read up to its last complete piece",)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return self._notes
+
+    @property
+    def fraction_read(self) -> float:
+        return self._read / self.tokens if self.tokens else 1.0
+
+    def chunks(self) -> Iterator[RoutingTrace]:
+        """The trace's chunks in file order, each checked."""
+        sequences = SequenceTable()
+        self._read = 0
+        for piece in self._pieces:
+            with open_parquet(piece) as parquet:
+                for group in range(parquet.num_row_groups):
+                    where = f"{piece}, row group {group}"
+                    chunk = from_table(read_group(parquet, group, where), self.meta, sequences, where)
+                    check_chunk(chunk, first_token=self._read)
+                    self._read += chunk.tokens
+                    yield chunk
+
+
+def read_trace(path: Path) -> RoutingTrace:
+    """The whole trace in memory (6 bytes per choice). Raises ``TraceError``, also where it holds no token."""
+    chunks = list(TraceReader(path).chunks())
+    if not chunks:
+        raise TraceError(f"{path} holds no token")
+    return join(chunks)
+
+
+def open_parquet(path: Path) -> Any:
+    """The ``pyarrow.parquet.ParquetFile``, or ``TraceError`` that says why not."""
+    try:
+        return pq.ParquetFile(path)
+    except FileNotFoundError as error:
+        raise TraceError(f"{path} does not exist", hint="check the path") from error
+    except (OSError, pa.ArrowException) as error:
+        raise TraceError(
+            f"{path} is not a complete Parquet file ({_first_line(error)})",
+            hint="it was cut off or damaged; copy, record or import it again",
+        ) from error
+
+
+def read_group(parquet: Any, group: int, where: str) -> Any:
+    """One row group as a ``pyarrow.Table``, or ``TraceError`` naming ``where``."""
+    try:
+        return parquet.read_row_group(group)
+    except (OSError, pa.ArrowException) as error:
+        raise TraceError(f"{where}: damaged ({_first_line(error)})", hint="copy, record or import it again") from error
+
+
+def metadata_of(parquet: Any, path: Path) -> tuple[str, TraceMeta, dict[str, Any]]:
+    """Kind of trace, metadata and further keys of an open file. Raises ``TraceError``."""
+    text = (parquet.schema_arrow.metadata or {}).get(METADATA_KEY)
+    if text is None:
+        raise TraceError(
+            f"{path} is a Parquet file, but not a routing trace (no {METADATA_KEY.decode()} metadata)",
+            hint="make one with caee trace import or caee trace record",
+        )
+    return meta_from_json(text, str(path))
+
+
+def _agreed(pieces: tuple[Path, ...]) -> tuple[TraceMeta, int]:
+    """The metadata that all pieces share, and how many tokens they hold."""
+    first: TraceMeta | None = None
+    rows = 0
+    for piece in pieces:
+        with open_parquet(piece) as parquet:
+            kind, meta, _ = metadata_of(parquet, piece)
+            if kind == LOAD_PROFILE:
+                raise TraceError(
+                    f"{piece} is a load profile: it has counts, but no tokens",
+                    hint="caee trace show FILE shows it; for tokens, make a trace with caee trace synth --profile FILE",
+                )
+            _check_columns(parquet.schema_arrow, meta, piece)
+            rows += parquet.metadata.num_rows
+        if first is not None and meta != first:
+            raise TraceError(f"{piece} belongs to another recording: its metadata differs from {pieces[0]}")
+        first = meta
+    assert first is not None
+    return first, rows // first.moe_layers
+
+
+def _check_columns(schema: pa.Schema, meta: TraceMeta, path: Path) -> None:
+    for field in schema_of(meta, {}):
+        if field.name not in schema.names or not schema.field(field.name).type.equals(field.type):
+            raise TraceError(
+                f"{path}: column {field.name!r} ({field.type}) is missing or of another type",
+                hint="the file was written by another program, or changed; import the original again",
+            )
+
+
+def _pieces_of(folder: Path) -> tuple[Path, ...]:
+    pieces = tuple(sorted(folder.glob("[0-9]*.parquet")))
+    if not pieces:
+        raise TraceError(f"{folder} holds no complete piece of a recording", hint="nothing can be recovered from it")
+    missing = [number for number, piece in enumerate(pieces) if piece.name != f"{number:08d}.parquet"]
+    if missing:
+        raise TraceError(f"{folder}: piece {missing[0]:08d}.parquet is missing", hint="put it back, or record again")
+    return pieces
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

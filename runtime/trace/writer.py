@@ -1,0 +1,195 @@
+"""Writing traces: whole or not at all, or, while a model runs, piece by piece so that a crash loses little.
+
+A Parquet file's index stands at its end, so a file that is being written cannot be read. A recording therefore goes
+into a folder ``NAME.partial`` of small complete Parquet files, each with the metadata, each renamed into place when it
+is on the disk; closing it joins them into ``NAME``. After a crash the folder is a trace that holds everything up to
+the last complete piece: ``TraceReader`` opens it as it is, ``recover`` turns it into a file.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any, Self
+
+import pyarrow.parquet as pq
+
+from probes.errors import InputError, UsageError
+from probes.files import written_whole
+from runtime.trace.check import check_chunk, check_meta
+from runtime.trace.chunking import ChunkBuffer, tokens_per_chunk
+from runtime.trace.columns import encodings, schema_of, to_table
+from runtime.trace.metadata import METADATA_KEY, ROUTING, meta_to_json
+from runtime.trace.reader import TraceReader, partial_folder, recorded_file
+from runtime.trace.records import RoutingTrace, TraceMeta, TraceSource
+
+
+class TraceWriter:
+    """Writes a trace to ``path``, which appears only if the ``with`` block ends well.
+
+    ``write`` takes chunks of any size, checks them (``TraceError``) and writes row groups of bounded size. An existing
+    file is refused unless ``force``.
+    """
+
+    def __init__(self, path: Path, meta: TraceMeta, *, force: bool = False) -> None:
+        check_meta(meta)
+        self._path = path
+        self._force = force
+        self._rows = _RowGroups(meta)
+        self._stack = ExitStack()
+        self.tokens = 0
+
+    def __enter__(self) -> Self:
+        stream = self._stack.enter_context(written_whole(self._path, force=self._force))
+        self._rows.open(stream)
+        return self
+
+    def write(self, chunk: RoutingTrace) -> None:
+        """Append the chunk's tokens."""
+        check_chunk(chunk, first_token=self.tokens)
+        self._rows.add(chunk)
+        self.tokens += chunk.tokens
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            try:
+                self._rows.close()
+            except BaseException as failure:
+                self._stack.__exit__(type(failure), failure, failure.__traceback__)
+                raise
+        self._stack.__exit__(kind, error, traceback)
+
+
+class TraceRecorder:
+    """Writes a live recording to ``path`` so that a crash loses at most the last ``piece_tokens`` tokens.
+
+    ``piece_tokens`` defaults to a full row group (about a million choices); fewer are safer and cost file size.
+
+    ``write`` costs little: it keeps the chunk until a piece is full. ``close`` (or the end of the ``with`` block, an
+    interrupt included) joins the pieces into ``path``. One thread may use it.
+    """
+
+    def __init__(self, path: Path, meta: TraceMeta, *, piece_tokens: int | None = None, force: bool = False) -> None:
+        check_meta(meta)
+        self._path = path
+        self._folder = partial_folder(path)
+        self._meta = meta
+        self._force = force
+        self._buffer = ChunkBuffer(min(piece_tokens or tokens_per_chunk(meta), tokens_per_chunk(meta)))
+        self._pieces = 0
+        self._closed = False
+        self.tokens = 0
+        if path.exists() and not force:
+            raise UsageError(f"{path} exists already", hint="choose another name, or add --force to replace it")
+        if self._folder.exists():
+            if not force:
+                raise UsageError(
+                    f"{self._folder} holds an interrupted recording",
+                    hint=f"keep it with: caee trace import {self._folder} -o OTHER.parquet; or add --force to drop it",
+                )
+            shutil.rmtree(self._folder)
+        try:
+            self._folder.mkdir()
+        except OSError as error:
+            raise InputError(
+                f"cannot write in {path.parent}: {error.strerror}", hint="choose a writable folder"
+            ) from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def write(self, chunk: RoutingTrace) -> None:
+        """Append the chunk's tokens; the arrays must not be changed afterwards."""
+        check_chunk(chunk, first_token=self.tokens)
+        self.tokens += chunk.tokens
+        for full in self._buffer.add(chunk):
+            self._write_piece(full)
+
+    def close(self) -> None:
+        """Write what is held and join the pieces into ``path``; further calls do nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        for last in self._buffer.rest():
+            self._write_piece(last)
+        if self._pieces == 0:
+            with TraceWriter(self._path, self._meta, force=self._force):
+                pass
+        else:
+            write_trace(self._path, TraceReader(self._folder), force=self._force)
+        shutil.rmtree(self._folder)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _write_piece(self, chunk: RoutingTrace) -> None:
+        with written_whole(self._folder / f"{self._pieces:08d}.parquet") as stream:
+            rows = _RowGroups(self._meta)
+            rows.open(stream)
+            rows.add(chunk)
+            rows.close()
+        self._pieces += 1
+
+
+class _RowGroups:
+    """The Parquet side of both writers: row groups of bounded size in one stream."""
+
+    def __init__(self, meta: TraceMeta) -> None:
+        self._schema = schema_of(meta, {METADATA_KEY: meta_to_json(meta, ROUTING)})
+        self._buffer = ChunkBuffer(tokens_per_chunk(meta))
+        self._writer: Any = None
+        self._stream: IO[bytes] | None = None
+
+    def open(self, stream: IO[bytes]) -> None:
+        self._stream = stream
+
+    def add(self, chunk: RoutingTrace) -> None:
+        for full in self._buffer.add(chunk):
+            self._write(full)
+
+    def close(self) -> None:
+        for last in self._buffer.rest():
+            self._write(last)
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(self._stream, self._schema)
+        self._writer.close()
+
+    def _write(self, chunk: RoutingTrace) -> None:
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(self._stream, self._schema, **encodings(chunk))
+        table = to_table(chunk, self._schema)
+        self._writer.write_table(table, row_group_size=max(1, table.num_rows))
+
+
+def write_trace(
+    path: Path, source: TraceSource, *, force: bool = False, on_progress: Callable[[float], None] | None = None
+) -> int:
+    """Stream a trace into a file of its own; returns how many tokens it holds.
+
+    ``on_progress`` is told the fraction of the source that was read. Raises ``TraceError``, ``UsageError``.
+    """
+    with TraceWriter(path, source.meta, force=force) as writer:
+        for chunk in source.chunks():
+            writer.write(chunk)
+            if on_progress is not None:
+                on_progress(source.fraction_read)
+    return writer.tokens
+
+
+def recover(path: Path, *, force: bool = False) -> int:
+    """Turn the interrupted recording of ``path`` into ``path``; returns how many tokens were saved.
+
+    ``path`` is the file that was to be written, or its ``.partial`` folder. The folder goes once the file is complete.
+    Raises ``TraceError`` where there is nothing to recover.
+    """
+    folder = path if path.is_dir() else partial_folder(path)
+    tokens = write_trace(recorded_file(folder), TraceReader(folder), force=force)
+    shutil.rmtree(folder)
+    return tokens

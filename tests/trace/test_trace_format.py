@@ -1,0 +1,318 @@
+"""The Parquet format: what is written comes back, in bounded chunks, and a crash loses only the last piece."""
+
+from __future__ import annotations
+
+import dataclasses
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from probes.errors import TraceError, UsageError
+from runtime.trace import chunking, writer
+from runtime.trace.chunking import cut, join, rechunk
+from runtime.trace.profile import read_profile, write_profile
+from runtime.trace.reader import TraceReader, partial_folder, read_trace
+from runtime.trace.records import IdSpace, LoadProfile, RoutingTrace, ScoreFunction, TokenKind, TraceMeta
+from runtime.trace.writer import TraceRecorder, TraceWriter, recover, write_trace
+
+ARRAYS = [field.name for field in dataclasses.fields(RoutingTrace) if field.name not in ("meta", "sequence_names")]
+
+
+def assert_same(a: RoutingTrace, b: RoutingTrace) -> None:
+    assert a.meta == b.meta
+    names_a = [a.sequence_names[number] for number in a.token_sequence_T]
+    assert names_a == [b.sequence_names[number] for number in b.token_sequence_T]
+    for name in ARRAYS:
+        left, right = getattr(a, name), getattr(b, name)
+        if left is None or right is None:
+            assert left is right
+        else:
+            assert left.dtype == right.dtype
+            np.testing.assert_array_equal(left, right, err_msg=name)
+
+
+def write(path: Path, trace: RoutingTrace, pieces: int = 1) -> None:
+    with TraceWriter(path, trace.meta) as target:
+        for part in np.array_split(np.arange(trace.tokens), pieces):
+            target.write(cut(trace, int(part[0]), int(part[-1]) + 1) if len(part) else cut(trace, 0, 0))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    tokens=st.integers(0, 60),
+    layers=st.integers(1, 4),
+    experts=st.sampled_from([1, 5, 300, 32766]),
+    sequences=st.integers(1, 5),
+    pieces=st.integers(1, 7),
+    chunk=st.integers(1, 25),
+    scores=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_round_trip(
+    make_trace: Any, tmp_path_factory: pytest.TempPathFactory, tokens: int, layers: int, experts: int, sequences: int,
+    pieces: int, chunk: int, scores: bool, seed: int,
+) -> None:  # fmt: skip
+    scores = scores and experts < 1000
+    trace = make_trace(
+        tokens=tokens, layers=layers, experts=experts, top_k=min(3, experts), sequences=sequences, seed=seed,
+        scores_recorded=scores, selection_recorded=scores,
+    )  # fmt: skip
+    path = tmp_path_factory.mktemp("trace") / "t.parquet"
+    original = chunking.tokens_per_chunk
+    writer.tokens_per_chunk = lambda meta: chunk  # type: ignore[attr-defined]  # small row groups
+    try:
+        write(path, trace, pieces)
+    finally:
+        writer.tokens_per_chunk = original  # type: ignore[attr-defined]  # undo
+    chunks = list(TraceReader(path).chunks())
+    assert [part.tokens for part in chunks] == [min(chunk, tokens - start) for start in range(0, tokens, chunk)]
+    if tokens:
+        assert_same(join(chunks), trace)
+        assert_same(join(list(rechunk(chunks, 7))), trace)
+    else:
+        with pytest.raises(TraceError, match="no token"):
+            read_trace(path)
+
+
+def test_everything_a_token_carries_survives(make_trace: Any, tmp_path: Path) -> None:
+    trace = make_trace(tokens=6, experts=400, top_k=4)
+    ids = trace.ids_TLK.copy()
+    ids[0, 0] = [399, 256, -1, -1]
+    trace = dataclasses.replace(
+        trace,
+        ids_TLK=ids,
+        gates_TLK=np.where(ids >= 0, trace.gates_TLK, 0).astype(np.float32),
+        token_step_T=np.array([-1, 0, 1, 2**40, 4, 5], dtype=np.int64),
+        token_phase_T=np.array([-1, 0, 1, 1, 1, 1], dtype=np.int8),
+        token_kind_T=np.array([0, 1, 2, 0, 0, 0], dtype=np.int8),
+        token_rank_T=np.array([0, 1, 2, 3, 4, 300], dtype=np.int16),
+        meta=dataclasses.replace(
+            trace.meta, model=None, layer_numbers=(3, 4, 61), draft_layers=(61,), score_function=ScoreFunction.SIGMOID,
+            normalised=True, routed_scaling_factor=2.5, engine="e", engine_version="1", id_space=IdSpace.PHYSICAL,
+            parameters={"seed": 1, "name": "θ", "list": [1, 2.5, None]},
+        ),
+    )  # fmt: skip
+    write(tmp_path / "t.parquet", trace)
+    assert_same(read_trace(tmp_path / "t.parquet"), trace)
+
+
+def test_ids_without_weights_come_back_as_equal_shares(make_trace: Any, tmp_path: Path) -> None:
+    trace = make_trace(tokens=5, gates_recorded=False)
+    write(tmp_path / "t.parquet", trace)
+    back = read_trace(tmp_path / "t.parquet")
+    assert not back.meta.gates_recorded
+    assert (back.gates_TLK == 0.25).all()
+    assert not [name for name in pq.read_schema(tmp_path / "t.parquet").names if name.startswith("gate")]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.gates_TLK.__setitem__((3, 1, 2), np.nan), r"token 3 .*'s0'.*layer 1.*nan is not finite"),
+        (lambda t: t.gates_TLK.__setitem__((3, 1, 2), -0.5), "layer 1, place 2: gate weight -0.5 is negative"),
+        (lambda t: t.ids_TLK.__setitem__((7, 0, 0), 16), r"token 7 .*expert id 16 is not in -1..15"),
+        (lambda t: t.ids_TLK.__setitem__((7, 0, 0), -2), "expert id -2"),
+        (lambda t: t.ids_TLK.__setitem__((7, 2), 5), "expert id 5 appears twice in one token"),
+        (lambda t: t.scores_TLN.__setitem__((2, 2, 3), -1), "gate score -1.0 is negative"),
+        (lambda t: t.selection_TLN.__setitem__((2, 2, 3), np.inf), "selection score inf is not finite"),
+    ],
+)
+def test_bad_values_are_refused_and_nothing_is_written(
+    make_trace: Any, tmp_path: Path, change: Any, message: str
+) -> None:
+    trace = make_trace(sequences=1, scores_recorded=True, selection_recorded=True)
+    change(trace)
+    with pytest.raises(TraceError, match=message):
+        write(tmp_path / "t.parquet", trace, pieces=4)
+    assert list(tmp_path.iterdir()) == []
+    # Padding rows are not read, so the same values in them do no harm.
+    kind = np.full(trace.tokens, TokenKind.PADDING, dtype=np.int8)
+    write(tmp_path / "t.parquet", dataclasses.replace(trace, token_kind_T=kind))
+
+
+def test_an_existing_file_is_kept(make_trace: Any, tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    path.write_text("mine")
+    with pytest.raises(UsageError, match="exists already"):
+        write(path, make_trace())
+    assert path.read_text() == "mine"
+    with TraceWriter(path, make_trace().meta, force=True) as target:
+        target.write(make_trace())
+    assert_same(read_trace(path), make_trace())
+
+
+def test_a_cut_or_foreign_file_is_a_clear_error(make_trace: Any, tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    write(path, make_trace())
+    whole = path.read_bytes()
+    for length in (0, 3, 100, len(whole) // 2, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(TraceError, match="not a complete Parquet file"):
+            read_trace(path)
+    damaged = bytearray(whole)
+    damaged[4:200] = bytes(196)
+    path.write_bytes(bytes(damaged))
+    with pytest.raises(TraceError, match="damaged"):
+        read_trace(path)
+    pq.write_table(pa.table({"a": [1]}), path)
+    with pytest.raises(TraceError, match="not a routing trace"):
+        read_trace(path)
+    with pytest.raises(TraceError, match="does not exist"):
+        TraceReader(tmp_path / "absent.parquet")
+
+
+def _rewrite(path: Path, change: Any) -> None:
+    table = pq.read_table(path)
+    pq.write_table(change(table), path)
+
+
+def _reword(table: pa.Table, old: bytes, new: bytes) -> pa.Table:
+    return table.replace_schema_metadata({b"caee.trace": table.schema.metadata[b"caee.trace"].replace(old, new)})
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.slice(0, t.num_rows - 1), "one row for each of its 3 layers"),
+        (lambda t: t.take(list(range(t.num_rows))[::-1]), "in their order"),
+        (lambda t: t.drop_columns(["id_1"]), "column 'id_1'"),
+        (lambda t: t.replace_schema_metadata({b"caee.trace": b"{"}), "metadata is damaged"),
+        (
+            lambda t: t.replace_schema_metadata(
+                {
+                    b"caee.trace": t.schema.metadata[b"caee.trace"].replace(
+                        b'"format_version": 1', b'"format_version": 9'
+                    )
+                }
+            ),
+            "format version 9",
+        ),
+        (
+            lambda t: t.replace_schema_metadata(
+                {b"caee.trace": t.schema.metadata[b"caee.trace"].replace(b'"num_experts": 16', b'"num_experts": 3')}
+            ),
+            "top_k is 4",
+        ),
+    ],
+)
+def test_a_file_changed_by_others_is_a_clear_error(make_trace: Any, tmp_path: Path, change: Any, message: str) -> None:
+    path = tmp_path / "t.parquet"
+    write(path, make_trace())
+    _rewrite(path, change)
+    with pytest.raises(TraceError, match=message):
+        read_trace(path)
+
+
+def test_a_recording_closes_into_one_file(make_trace: Any, tmp_path: Path) -> None:
+    trace = make_trace(tokens=50)
+    path = tmp_path / "t.parquet"
+    with TraceRecorder(path, trace.meta, piece_tokens=16) as recorder:
+        for start in range(0, 50, 5):
+            recorder.write(cut(trace, start, start + 5))
+    assert_same(read_trace(path), trace)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["t.parquet"]
+
+
+def test_a_recording_without_tokens_closes_into_an_empty_trace(make_trace: Any, tmp_path: Path) -> None:
+    with TraceRecorder(tmp_path / "t.parquet", make_trace().meta):
+        pass
+    assert list(TraceReader(tmp_path / "t.parquet").chunks()) == []
+
+
+_RECORD_FOREVER = """
+import sys
+from pathlib import Path
+from runtime.trace.reader import read_trace
+from runtime.trace.writer import TraceRecorder
+trace = read_trace(Path(sys.argv[1]))
+recorder = TraceRecorder(Path(sys.argv[2]), trace.meta, piece_tokens=32)
+while True:
+    recorder.write(trace)
+    print(recorder.tokens, flush=True)
+"""
+
+
+def test_a_killed_recording_is_read_up_to_its_last_complete_piece(make_trace: Any, tmp_path: Path) -> None:
+    trace = make_trace(tokens=40)
+    write(tmp_path / "source.parquet", trace)
+    path = tmp_path / "t.parquet"
+    process = subprocess.Popen(
+        [sys.executable, "-c", _RECORD_FOREVER, str(tmp_path / "source.parquet"), str(path)],
+        stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parent.parent.parent,
+    )  # fmt: skip
+    assert process.stdout is not None
+    for _ in range(5):
+        written = int(process.stdout.readline())
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    # What a write that was cut short leaves behind is not a piece.
+    (partial_folder(path) / ".00000099.parquet.abc.part").write_bytes(b"PAR1")
+    reader = TraceReader(path)
+    assert "interrupted recording" in reader.notes[0]
+    kept = join(list(reader.chunks()))
+    assert kept.tokens >= written // 32 * 32
+    assert kept.tokens % 32 == 0
+    np.testing.assert_array_equal(kept.ids_TLK, trace.ids_TLK[np.arange(kept.tokens) % 40])
+    with pytest.raises(UsageError, match="interrupted recording"):
+        TraceRecorder(path, trace.meta)
+    assert recover(path) == kept.tokens
+    assert_same(read_trace(path), kept)
+    assert not partial_folder(path).exists()
+
+
+def test_pieces_of_two_recordings_do_not_mix(make_trace: Any, tmp_path: Path) -> None:
+    folder = partial_folder(tmp_path / "t.parquet")
+    folder.mkdir()
+    write(folder / "00000000.parquet", make_trace())
+    write(folder / "00000001.parquet", make_trace(model="other"))
+    with pytest.raises(TraceError, match="another recording"):
+        TraceReader(folder)
+    (folder / "00000001.parquet").rename(folder / "00000002.parquet")
+    with pytest.raises(TraceError, match=r"piece 00000001.parquet is missing"):
+        TraceReader(folder)
+    for piece in folder.iterdir():
+        piece.unlink()
+    with pytest.raises(TraceError, match="no complete piece"):
+        TraceReader(folder)
+
+
+def test_profiles_round_trip(tmp_path: Path) -> None:
+    meta = TraceMeta(model=None, num_experts=4, top_k=0, layer_numbers=(3, 4))
+    counts = np.arange(8.0).reshape(2, 4)
+    profile = LoadProfile(meta=meta, counts_LN=counts, tokens=7, gate_sums_LN=counts / 2)
+    path = tmp_path / "p.parquet"
+    write_profile(path, profile)
+    back = read_profile(path)
+    np.testing.assert_array_equal(back.counts_LN, counts)
+    assert back.gate_sums_LN is not None
+    np.testing.assert_array_equal(back.gate_sums_LN, counts / 2)
+    assert (back.meta, back.tokens, back.saliency_sums_LN) == (meta, 7, None)
+    with pytest.raises(TraceError, match="load profile"):
+        TraceReader(path)
+    with pytest.raises(TraceError, match=r"layer 4, expert 1: count -1\.0"):
+        write_profile(tmp_path / "q.parquet", dataclasses.replace(profile, counts_LN=-counts + 4))
+
+
+def test_weights_of_few_values_take_less_room(make_trace: Any, tmp_path: Path) -> None:
+    trace = make_trace(tokens=4000, layers=8, experts=32)
+    rounded = (trace.gates_TLK.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
+    write(tmp_path / "float.parquet", trace)
+    write(tmp_path / "bfloat.parquet", dataclasses.replace(trace, gates_TLK=rounded))
+    assert (tmp_path / "bfloat.parquet").stat().st_size < 0.6 * (tmp_path / "float.parquet").stat().st_size
+
+
+def test_writing_a_trace_tells_its_progress(make_trace: Any, tmp_path: Path) -> None:
+    write(tmp_path / "a.parquet", make_trace())
+    told: list[float] = []
+    tokens = write_trace(tmp_path / "b.parquet", TraceReader(tmp_path / "a.parquet"), on_progress=told.append)
+    assert tokens == make_trace().tokens
+    assert told[-1] == 1.0
