@@ -1,1 +1,0 @@
-"""The what-if machine: replay a trace on a described machine."""
