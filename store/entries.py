@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from probes.errors import UsageError
+
 
 class RecordKind(StrEnum):
     """What is kept. An export lists its records in this order: what others are made from comes first."""
@@ -15,9 +17,17 @@ class RecordKind(StrEnum):
     SIMULATION = "simulation"
 
 
+def record_kind(name: str) -> RecordKind:
+    """Raises ``UsageError`` where there is no such kind."""
+    try:
+        return RecordKind(name)
+    except ValueError as error:
+        raise UsageError(f"{name!r} is no kind of record", hint=f"one of: {', '.join(RecordKind)}") from error
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One record in a list. ``size_bytes``: length of the record as JSON."""
+    """One record in a list. ``created_at`` in UTC; ``size_bytes``: length of the record as JSON."""
 
     kind: RecordKind
     record_id: str

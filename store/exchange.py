@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from probes.errors import InputError, StoreError
+from probes.files import written_whole
 from store import queries
 from store.codec import decode, encode, from_text
 from store.entries import Entry, Imported, RecordKind
@@ -104,3 +106,9 @@ def read_export(path: Path) -> Any:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
     except ValueError as error:
         raise InputError(f"{path} is not JSON: {error}", hint="name a file that caee store export wrote") from error
+
+
+def write_export(path: Path, document: dict[str, Any], *, force: bool = False) -> None:
+    """Write an export whole or not at all. Raises ``UsageError`` where ``path`` exists and ``force`` is not set."""
+    with written_whole(path, force=force) as stream:
+        stream.write((json.dumps(document, allow_nan=False, indent=1) + "\n").encode())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from probes.errors import StoreError
@@ -12,12 +13,15 @@ from store.codec import decode, encode, from_text, to_text
 from store.entries import RecordKind
 from store.records import RunRecord
 
+# As long as the column.
+MOST_ID_CHARACTERS = 128
+
 Record = Probe | Calibration | RunRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kept:
-    """A record as it goes into the store: its whole document and what lists and checks need."""
+    """A record as it goes into the store: its whole document and what lists and checks need. ``created_at`` in UTC."""
 
     kind: RecordKind
     record_id: str
@@ -47,8 +51,8 @@ def kept_simulation(simulation_id: str, created_at: str, document: dict[str, Any
     """The document of a simulation, which is kept as ``caee simulate`` printed it."""
     return Kept(
         kind=RecordKind.SIMULATION,
-        record_id=simulation_id,
-        created_at=created_at,
+        record_id=_identifier(simulation_id),
+        created_at=_in_utc(created_at),
         summary=_simulation_summary(document),
         machine=None,
         needs=(),
@@ -89,11 +93,27 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
+def _identifier(text: str) -> str:
+    """An id that can be typed: anything printable, without spaces."""
+    if not text or len(text) > MOST_ID_CHARACTERS or not text.isprintable() or " " in text:
+        raise StoreError(f"{text[:MOST_ID_CHARACTERS]!r} cannot be an id", hint="printable characters without spaces")
+    return text
+
+
+def _in_utc(created_at: str) -> str:
+    """The same moment in UTC, so that text sorts as time does; without an offset it is taken for UTC."""
+    try:
+        moment = datetime.fromisoformat(created_at)
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).astimezone(UTC).isoformat()
+    except (ValueError, OverflowError) as error:
+        raise StoreError(f"created_at is no ISO 8601 date: {created_at!r}") from error
+
+
 def _kept(record: Record, kind: RecordKind, record_id: str, summary: str, needs: tuple[str | None, ...]) -> Kept:
     return Kept(
         kind=kind,
-        record_id=record_id,
-        created_at=record.created_at,
+        record_id=_identifier(record_id),
+        created_at=_in_utc(record.created_at),
         # A lone surrogate (from a file name that is no UTF-8) cannot be a column's text.
         summary=summary.encode("utf-8", "backslashreplace").decode(),
         machine=None if record.fingerprint is None else machine_digest(record.fingerprint),

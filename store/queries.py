@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -117,18 +118,21 @@ def _rows(
     return [row._asdict() for row in connection.execute(sa.select(table).where(where).order_by(*order))]
 
 
-def delete(connection: sa.Connection, record_id: str, *, force: bool) -> Entry:
-    """Delete a record with its rows; one that others were made from is a ``StoreError``, unless ``force``."""
-    entry = find(connection, None, record_id)
-    using = connection.scalars(
-        sa.select(DEPENDENCIES.c.record_id)
-        .where(DEPENDENCIES.c.needed_id == entry.record_id)
-        .order_by(DEPENDENCIES.c.record_id)
-    ).all()
-    if using and not force:
+def delete(connection: sa.Connection, record_ids: Sequence[str], *, force: bool) -> tuple[Entry, ...]:
+    """Delete records with their rows; where others that stay were made from one, a ``StoreError``, unless ``force``."""
+    chosen = {entry.record_id: entry for entry in (find(connection, None, record_id) for record_id in record_ids)}
+    if not force:
+        _refuse_needed(connection, list(chosen))
+    connection.execute(sa.delete(RECORDS).where(RECORDS.c.record_id.in_(chosen)))
+    return tuple(chosen.values())
+
+
+def _refuse_needed(connection: sa.Connection, record_ids: list[str]) -> None:
+    needed, by = DEPENDENCIES.c.needed_id, DEPENDENCIES.c.record_id
+    statement = sa.select(needed, by).where(needed.in_(record_ids), by.not_in(record_ids)).order_by(needed, by)
+    needs = connection.execute(statement).all()
+    if needs:
         raise StoreError(
-            f"{entry.kind} {entry.record_id} is what {', '.join(using)} came from",
-            hint="delete those first, or add --force to delete this one alone",
+            "; ".join(f"{user} was made from {record_id}" for record_id, user in needs),
+            hint="name those too, or add --force to delete without them",
         )
-    connection.execute(sa.delete(RECORDS).where(RECORDS.c.record_id == entry.record_id))
-    return entry

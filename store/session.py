@@ -10,7 +10,7 @@ from probes.records import Calibration, Probe
 from store import checking, exchange, queries
 from store.database import Database
 from store.entries import Entry, Imported, Problem, RecordKind
-from store.kinds import kept, kept_simulation, revive
+from store.kinds import Record, kept, kept_simulation, revive
 from store.location import default_location, prepare_file, resolve, sqlite_file
 from store.opening import bring_up_to_date
 from store.records import RunRecord
@@ -85,8 +85,8 @@ class Store:
         """The ``last`` newest runs, newest first."""
         with self._database.transaction() as connection:
             entries = queries.entries(connection, RecordKind.RUN, limit=last)
-            documents = [queries.document(connection, entry.record_id) for entry in entries]
-        return tuple(cast(RunRecord, revive(RecordKind.RUN, document)) for document in documents)
+            found = [(entry, queries.document(connection, entry.record_id)) for entry in entries]
+        return tuple(cast(RunRecord, _revive(entry, document)) for entry, document in found)
 
     def save_simulation(self, simulation_id: str, created_at: str, document: dict[str, Any]) -> None:
         """``document`` as ``caee simulate --json`` prints it."""
@@ -109,10 +109,10 @@ class Store:
             entry = queries.find(connection, None, record_id)
             return entry, queries.document(connection, entry.record_id)
 
-    def delete(self, record_id: str, *, force: bool = False) -> Entry:
-        """Delete a record of any kind; one that others were made from is refused, unless ``force``."""
+    def delete(self, *record_ids: str, force: bool = False) -> tuple[Entry, ...]:
+        """Delete records of any kind; where others that stay were made from one, all stay, unless ``force``."""
         with self._database.transaction(writes=True) as connection:
-            return queries.delete(connection, record_id, force=force)
+            return queries.delete(connection, record_ids, force=force)
 
     def check(self) -> tuple[Problem, ...]:
         """Whether the database is sound and every record in it whole: empty if so."""
@@ -128,14 +128,18 @@ class Store:
         with self._database.transaction(writes=True) as connection:
             return exchange.import_document(connection, document)
 
-    def _record(self, kind: RecordKind, record_id: str | None) -> Any:
+    def _record(self, kind: RecordKind, record_id: str | None) -> Record:
         with self._database.transaction() as connection:
             entry = queries.find(connection, kind, record_id)
-            found = queries.document(connection, entry.record_id)
-        try:
-            return revive(kind, found)
-        except StoreError as error:
-            raise StoreError(
-                f"{kind} {entry.record_id} cannot be read: {error.message}",
-                hint="caee store check looks at all records",
-            ) from error
+            document = queries.document(connection, entry.record_id)
+        return _revive(entry, document)
+
+
+def _revive(entry: Entry, document: dict[str, Any]) -> Record:
+    try:
+        return revive(entry.kind, document)
+    except StoreError as error:
+        raise StoreError(
+            f"{entry.kind} {entry.record_id} cannot be read: {error.message}",
+            hint="caee store check looks at all records",
+        ) from error

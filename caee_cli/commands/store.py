@@ -1,12 +1,140 @@
-"""``caee store …``."""
+"""``caee store list | show | export | import | delete | check``: what is kept."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="(to be written)")
+from caee_cli.options import ForceOption, JsonOption, OutputOption, StoreOption
+
+app = typer.Typer(no_args_is_help=True, help="What is kept: probes, calibrations, runs and simulations.")
+
+IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id, or enough of its beginning.")]
+IdsArgument = Annotated[list[str], typer.Argument(metavar="ID...", help="Ids, or enough of their beginnings.")]
 
 
-@app.command()
-def show() -> None:
-    """(to be written)"""
+@app.command("list")
+def list_records(
+    kind: Annotated[
+        str | None, typer.Option("--kind", help="Only one kind: probe, calibration, run or simulation.")
+    ] = None,
+    json: JsonOption = False,
+    store: StoreOption = None,
+) -> None:
+    """List what is kept, newest first."""
+    from caee_cli.output import emit_json, show
+    from reports.stored import entries_table
+    from store.codec import encode
+    from store.entries import record_kind
+    from store.session import open_store
+
+    with open_store(store, create=False) as kept:
+        entries = kept.entries(None if kind is None else record_kind(kind))
+    if json:
+        records = [encode(entry) for entry in entries]
+        emit_json({"schema": "caee.store.list/1", "location": kept.location, "records": records})
+    else:
+        show(entries_table(entries, kept.location))
+
+
+@app.command("show")
+def show_record(record_id: IdArgument, json: JsonOption = False, store: StoreOption = None) -> None:
+    """Show one record; with --json, its whole document."""
+    from caee_cli.output import emit_json, show
+    from reports.stored import record_view
+    from store.codec import encode
+    from store.session import open_store
+
+    with open_store(store, create=False) as kept:
+        entry, document = kept.document(record_id)
+    if json:
+        emit_json({"schema": "caee.store.show/1", **encode(entry), "document": document})
+    else:
+        show(*record_view(entry, document))
+
+
+@app.command("export")
+def export_records(
+    record_ids: IdsArgument,
+    output: OutputOption = None,
+    force: ForceOption = False,
+    store: StoreOption = None,
+) -> None:
+    """Write records, and what they were made from, as one JSON document that `caee store import` reads."""
+    from caee_cli.output import emit_json, note
+    from store.exchange import write_export
+    from store.session import open_store
+
+    with open_store(store, create=False) as kept:
+        document = kept.export(*record_ids)
+    if output is None:
+        emit_json(document)
+    else:
+        write_export(output, document, force=force)
+        note(f"Wrote {output}: {len(document['records'])} records")
+
+
+@app.command("import")
+def import_records(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="What `caee store export` wrote.")],
+    json: JsonOption = False,
+    store: StoreOption = None,
+) -> None:
+    """Add the records of an export; those that are kept already are left alone."""
+    from caee_cli.output import emit_json, note
+    from store.codec import encode
+    from store.exchange import read_export
+    from store.session import open_store
+
+    document = read_export(file)
+    with open_store(store) as kept:
+        imported = kept.import_document(document)
+    if json:
+        emit_json({"schema": "caee.store.import/1", "location": kept.location, **encode(imported)})
+    else:
+        note(f"Added {', '.join(imported.added) or 'nothing'}; {len(imported.present)} were kept already")
+
+
+@app.command("delete")
+def delete_records(
+    record_ids: IdsArgument,
+    force: Annotated[bool, typer.Option("--force", help="Even where other records were made from these.")] = False,
+    json: JsonOption = False,
+    store: StoreOption = None,
+) -> None:
+    """Delete records: all that are named, or none."""
+    from caee_cli.output import emit_json, note
+    from store.session import open_store
+
+    with open_store(store, create=False) as kept:
+        deleted = [entry.record_id for entry in kept.delete(*record_ids, force=force)]
+    if json:
+        emit_json({"schema": "caee.store.delete/1", "location": kept.location, "deleted": deleted})
+    else:
+        note(f"Deleted {', '.join(deleted)}")
+
+
+@app.command("check")
+def check_store(json: JsonOption = False, store: StoreOption = None) -> None:
+    """Check that the database is sound and every record in it whole; exit code 3 if not."""
+    from caee_cli.output import emit_json, show
+    from probes.errors import CheckFailed
+    from reports.stored import problems_view
+    from store.codec import encode
+    from store.session import open_store
+
+    with open_store(store, create=False) as kept:
+        problems = kept.check()
+    damaged = [problem for problem in problems if problem.damage]
+    if json:
+        found = [encode(problem) for problem in problems]
+        emit_json({"schema": "caee.store.check/1", "location": kept.location, "ok": not damaged, "problems": found})
+    else:
+        show(problems_view(problems, kept.location))
+    if damaged:
+        raise CheckFailed(
+            f"{kept.location} is damaged: {damaged[0].message}",
+            hint="restore it from a copy, or export what is whole and import that into a new store",
+        )
