@@ -1,7 +1,42 @@
-"""``caee report``."""
+"""``caee report``: one page about a run or several, to read and to pass on."""
 
 from __future__ import annotations
 
+from typing import Annotated
 
-def command() -> None:
-    """(to be written)"""
+import typer
+
+from caee_cli.options import ForceOption, JsonOption, OutputOption, StoreOption
+
+
+def command(
+    runs: Annotated[
+        list[str] | None, typer.Argument(help="Runs by id; default: the newest.", metavar="[RUN]...")
+    ] = None,
+    last: Annotated[int | None, typer.Option("--last", metavar="N", help="The N newest runs, side by side.")] = None,
+    output: OutputOption = None,
+    output_format: Annotated[
+        str, typer.Option("--format", metavar="html|md|json|csv-dir", help="What to write.")
+    ] = "html",
+    force: ForceOption = False,
+    as_json: JsonOption = False,
+    store: StoreOption = None,
+) -> None:
+    """Write one self-contained page: what the policy changed, at what cost, and how sure that is.
+
+    Without -o the file is named after its runs. Nothing is overwritten without --force.
+    """
+    from caee_cli.output import emit_json, note, show
+    from reports.report import make_report, parse_format, write_report
+    from reports.terminal import summary
+    from store.session import open_store
+
+    chosen = parse_format(output_format)
+    with open_store(store) as kept:
+        report = make_report(kept, runs or [], last=last)
+    written = write_report(report, chosen, output, force=force)
+    if as_json:
+        emit_json(report.document() | {"written": str(written.path)})
+    else:
+        show(*summary(report.page))
+    note(f"{written.path} is up to date" if written.up_to_date else f"Wrote {written.path}")

@@ -1,0 +1,274 @@
+"""Cards about devices and layers: bars per layer (paper, Fig. 10), heat maps, gaps (Fig. 5), importance (Fig. 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+
+from reports.figures import theme
+from reports.figures.card import Card, Panel, Picker, Variant, traces
+from reports.info.balance import BalanceInfo, GapInfo, ImportanceInfo, LayerBalance
+from reports.info.table import DataTable, table
+from reports.info.words import number
+
+HEAT_ROW_PIXELS = 20
+
+
+def layer_card(info: BalanceInfo, noun: str) -> Card:
+    """Bars per device of one layer, before and after; layer and measure are picked. ``noun``: what is counted."""
+    measures = (f"{noun} per step", "time per step")
+    relieved = info.most_relieved
+    start = info.layers.index(relieved) if relieved else 0
+    variants = tuple(_layer_variant(info, layer, measure, noun) for layer in info.layers for measure in (0, 1))
+    first = variants[2 * start] if variants else Variant(data=[], layout={}, alt="No layer was recorded.")
+    return Card(
+        key="layer-devices",
+        title="One layer, device by device",
+        lede=(
+            "What each device pays at one MoE layer in a mean decode step. The tallest bar sets the pace: the others "
+            "wait for it. “Before” is the router's own choice on the very caches and tokens of “after”. "
+            + (f"Layer {relieved.layer} is relieved most." if relieved else "")
+        ),
+        table=_balance_table(info, noun),
+        panels=(
+            Panel(
+                key="layer-devices",
+                data=first.data,
+                layout={
+                    "barmode": "group",
+                    "height": 320,
+                    "xaxis": {"title": {"text": "device"}, "type": "category"},
+                    "yaxis": {"rangemode": "tozero"},
+                }
+                | first.layout,
+                alt=first.alt,
+                variants=variants,
+            ),
+        ),
+        pickers=(
+            Picker(label="Layer", options=tuple(str(layer.layer) for layer in info.layers), selected=start),
+            Picker(label="Show", options=measures),
+        ),
+    )
+
+
+def heat_card(info: BalanceInfo, noun: str) -> Card:
+    """Layers × devices: before, after and the difference."""
+    before = [list(layer.movements_before) for layer in info.layers]
+    after = [list(layer.movements_after) for layer in info.layers]
+    difference = [[new - old for old, new in zip(*rows, strict=True)] for rows in zip(before, after, strict=True)]
+    top = max((max(row, default=0.0) for row in [*before, *after]), default=0.0) or 1.0
+    reach = max((abs(value) for row in difference for value in row), default=0.0) or 1.0
+    load = {"zmin": 0, "zmax": top, "colorscale": theme.colour_scale(theme.LOAD_SCALE)}
+    change = {"zmin": -reach, "zmax": reach, "colorscale": theme.colour_scale(theme.DIFFERENCE_SCALE)}
+    return Card(
+        key="layer-heat",
+        title="All layers and devices",
+        lede=(
+            f"Mean {noun} per decode step of every layer and device. Before and after share one scale; in the "
+            "difference, green is fewer and brown is more."
+        ),
+        table=_balance_table(info, noun),
+        panels=(
+            _heat_panel("heat-before", "Before", info, before, load, noun),
+            _heat_panel("heat-after", "After", info, after, load, noun),
+            _heat_panel("heat-difference", "Difference (after − before)", info, difference, change, noun),
+        ),
+    )
+
+
+def gap_card(info: GapInfo, noun: str) -> Card:
+    """Distribution of busiest − least busy device."""
+    total = sum(info.count_before)
+    means = f"{number(info.mean_before)} before, {number(info.mean_after)} after"
+    return Card(
+        key="gap",
+        title="Gap between the busiest and the least busy device",
+        lede=f"Share of layer-steps by gap, in {noun}; 0 is perfect balance. Mean gap: {means}.",
+        table=table(
+            ("gap", "gap", "experts"),
+            ("layer_steps_before", "before", "layer-steps"),
+            ("layer_steps_after", "after", "layer-steps"),
+            ("share_before", "before", "share"),
+            ("share_after", "after", "share"),
+            rows=zip(info.gaps, info.count_before, info.count_after, info.share_before, info.share_after, strict=True),
+        ),
+        panels=(
+            Panel(
+                key="gap",
+                data=traces(
+                    _bars("before", theme.BEFORE, info.gaps, info.share_before, "%{y:.1%}"),
+                    _bars("after", theme.AFTER, info.gaps, info.share_after, "%{y:.1%}"),
+                ),
+                layout={
+                    "barmode": "group",
+                    "height": 300,
+                    "xaxis": {"title": {"text": f"gap ({noun})"}, "dtick": max(1, len(info.gaps) // 12)},
+                    "yaxis": {"title": {"text": "share of layer-steps"}, "tickformat": ".0%", "rangemode": "tozero"},
+                },
+                alt=f"Histogram of the gap over {total:,} layer-steps; mean gap {means}.",
+            ),
+        ),
+        wide=False,
+    )
+
+
+def importance_card(info: ImportanceInfo) -> Card:
+    """Highest and lowest importance among activated experts, by layer."""
+    return Card(
+        key="importance",
+        title="Importance of activated experts",
+        lede=(
+            "Mean highest and lowest importance (summed gate share) among the experts that a layer activates in a "
+            "step. Both cost the same to move: the distance between the lines is what pruning can use."
+        ),
+        table=table(
+            ("layer", "layer"),
+            ("importance_highest", "highest"),
+            ("importance_lowest", "lowest"),
+            rows=zip(info.layers, info.highest, info.lowest, strict=True),
+        ),
+        panels=(
+            Panel(
+                key="importance",
+                data=traces(
+                    _line("highest", theme.AFTER, info.layers, info.highest),
+                    _line("lowest", theme.BEFORE, info.layers, info.lowest),
+                ),
+                layout={
+                    "height": 300,
+                    "xaxis": {"title": {"text": "layer"}, "dtick": max(1, len(info.layers) // 10)},
+                    "yaxis": {"title": {"text": "importance per step"}, "rangemode": "tozero"},
+                },
+                alt=(
+                    f"Lines over {len(info.layers)} layers; highest importance {number(min(info.highest))} to "
+                    f"{number(max(info.highest))}, lowest {number(min(info.lowest))} to {number(max(info.lowest))}."
+                ),
+            ),
+        ),
+        wide=False,
+    )
+
+
+def _layer_variant(info: BalanceInfo, layer: LayerBalance, measure: int, noun: str) -> Variant:
+    if measure == 0:
+        before, after, shown, unit = layer.movements_before, layer.movements_after, "%{y:.2f}", noun
+        top = _peak(info, lambda of: (*of.movements_before, *of.movements_after))
+        axis: dict[str, Any] = {"title": {"text": f"{noun} per step"}, "range": [0, top * 1.06]}
+    else:
+        before = tuple(seconds * 1e3 for seconds in layer.seconds_before)
+        after = tuple(seconds * 1e3 for seconds in layer.seconds_after)
+        shown, unit = "%{y:.3f} ms", "ms"
+        top = _peak(info, lambda of: (*of.seconds_before, *of.seconds_after)) * 1e3
+        axis = {"title": {"text": "calibrated time per step (ms)"}, "range": [0, top * 1.06]}
+    return Variant(
+        data=traces(
+            _bars("before", theme.BEFORE, info.devices, before, shown),
+            _bars("after", theme.AFTER, info.devices, after, shown),
+        ),
+        layout={"yaxis": axis},
+        alt=(
+            f"Layer {layer.layer}, {len(info.devices)} devices: busiest device "
+            f"{number(max(before, default=0.0))} {unit} per step before, {number(max(after, default=0.0))} after; "
+            f"busiest ÷ mean {number(layer.imbalance_before)} before, {number(layer.imbalance_after)} after."
+        ),
+    )
+
+
+def _peak(info: BalanceInfo, values: Any) -> float:
+    return max((max(values(layer), default=0.0) for layer in info.layers), default=0.0) or 1.0
+
+
+def _heat_panel(
+    key: str, title: str, info: BalanceInfo, values: list[list[float]], scale: dict[str, Any], noun: str
+) -> Panel:
+    layers = [layer.layer for layer in info.layers]
+    flat = [value for row in values for value in row]
+    sign = "+" if key == "heat-difference" else ""
+    heat = go.Heatmap(
+        x=list(info.devices),
+        y=layers,
+        z=values,
+        xgap=1,
+        ygap=1,
+        hovertemplate=f"layer %{{y}}, %{{x}}: %{{z:{sign}.2f}} {noun}<extra></extra>",
+        colorbar={
+            "orientation": "h",
+            "thickness": 10,
+            "len": 1,
+            "y": 1.0,
+            "yanchor": "bottom",
+            "x": 0.5,
+            "outlinewidth": 0,
+            "tickfont": {"size": 11, "color": theme.MUTED},
+            "nticks": 5,
+            "title": {"text": f"{noun} per step", "side": "top", "font": {"size": 11, "color": theme.MUTED}},
+        },
+        **scale,
+    )
+    return Panel(
+        key=key,
+        title=title,
+        data=traces(heat),
+        layout={
+            "height": max(280, min(HEAT_ROW_PIXELS * len(layers) + 140, 760)),
+            "xaxis": {"type": "category", "showgrid": False, "title": {"text": "device"}},
+            "yaxis": {
+                "autorange": "reversed",
+                "showgrid": False,
+                "title": {"text": "layer"},
+                "dtick": max(1, len(layers) // 12),
+            },
+        },
+        alt=(
+            f"Heat map, {title.lower()}: {len(layers)} layers by {len(info.devices)} devices, "
+            f"{number(min(flat, default=0.0))} to {number(max(flat, default=0.0))} {noun} per step."
+        ),
+    )
+
+
+def _bars(name: str, colour: str, x: Sequence[Any], y: Sequence[float], shown: str) -> Any:
+    return go.Bar(
+        name=name,
+        x=list(x),
+        y=list(y),
+        marker={"color": colour, "cornerradius": 2},
+        hovertemplate=f"%{{x}}, {name}: {shown}<extra></extra>",
+    )
+
+
+def _line(name: str, colour: str, x: Sequence[float], y: Sequence[float]) -> Any:
+    return go.Scatter(
+        name=name,
+        x=list(x),
+        y=list(y),
+        mode="lines+markers",
+        line={"color": colour, "width": 2},
+        marker={"size": 6, "color": colour},
+        hovertemplate=f"layer %{{x}}, {name}: %{{y:.3f}}<extra></extra>",
+    )
+
+
+def _balance_table(info: BalanceInfo, noun: str) -> DataTable:
+    return table(
+        ("layer", "layer"),
+        ("device", "device"),
+        ("movements_per_step_before", "before", f"{noun} per step"),
+        ("movements_per_step_after", "after", f"{noun} per step"),
+        ("seconds_per_step_before", "before", "s per step"),
+        ("seconds_per_step_after", "after", "s per step"),
+        rows=(
+            (layer.layer, *row)
+            for layer in info.layers
+            for row in zip(
+                info.devices,
+                layer.movements_before,
+                layer.movements_after,
+                layer.seconds_before,
+                layer.seconds_after,
+                strict=True,
+            )
+        ),
+    )

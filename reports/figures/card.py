@@ -1,0 +1,83 @@
+"""What a page is made of: sections of cards, each with its figures and the table behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from reports.info.table import DataTable
+
+SHOWN_DIGITS = 7
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picker:
+    """A choice among a panel's variants."""
+
+    label: str
+    options: tuple[str, ...]
+    selected: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Variant:
+    """What a picker puts in place of a panel's traces; ``layout`` is laid over the panel's own."""
+
+    data: list[Any]
+    layout: dict[str, Any]
+    alt: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One plotly figure (``data`` and ``layout`` in its JSON form) and ``alt``, the figure in a sentence.
+
+    With pickers there is one variant for every combination of their options, the last picker's option running
+    fastest.
+    """
+
+    key: str
+    data: list[Any]
+    layout: dict[str, Any]
+    alt: str
+    title: str = ""
+    variants: tuple[Variant, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Card:
+    """``key`` names the card in the page and its CSV. A card without panels shows its table openly."""
+
+    key: str
+    title: str
+    lede: str
+    table: DataTable
+    panels: tuple[Panel, ...] = ()
+    pickers: tuple[Picker, ...] = ()
+    wide: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """A heading and its cards."""
+
+    key: str
+    title: str
+    cards: tuple[Card, ...]
+
+
+def traces(*made: Any) -> list[Any]:
+    """Plotly traces as plain JSON values, numbers to seven significant digits."""
+    return [rounded(trace.to_plotly_json()) for trace in made]
+
+
+def rounded(value: Any) -> Any:
+    """``value`` with every float to seven significant digits, so that a page carries no noise digits."""
+    if isinstance(value, float):
+        return float(f"{value:.{SHOWN_DIGITS}g}")
+    if isinstance(value, dict):
+        return {key: rounded(inner) for key, inner in value.items()}
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return value
+    return [rounded(inner) for inner in value]

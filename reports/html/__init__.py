@@ -1,0 +1,1 @@
+"""From a page's content to one self-contained HTML file."""

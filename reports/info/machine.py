@@ -1,0 +1,59 @@
+"""The machine, the workload and the policy of a run, as rows to read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from probes.records import Fingerprint
+from probes.units import format_size
+from store.records import RunRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """One fact; ``reason`` says why ``value`` is None."""
+
+    group: str
+    name: str
+    value: str | int | float | bool | None
+    reason: str | None = None
+
+
+def fingerprint_info(fingerprint: Fingerprint) -> tuple[Fact, ...]:
+    """Identity first, then state, each in alphabetical order."""
+    groups = (("identity", fingerprint.identity), ("state", fingerprint.state))
+    return tuple(
+        Fact(group=group, name=name, value=fields[name].value, reason=fields[name].reason)
+        for group, fields in groups
+        for name in sorted(fields)
+    )
+
+
+def parameters_info(run: RunRecord) -> tuple[Fact, ...]:
+    """Policy with every parameter, and the whole workload."""
+    work = run.workload
+    policy = [Fact(group="policy", name="name", value=run.policy.name)]
+    policy += [Fact(group="policy", name=name, value=value) for name, value in run.policy.parameters.items()]
+    workload: dict[str, str | int | None] = {
+        "model": run.model,
+        "model family": run.model_family,
+        "devices": ", ".join(f"{device.name_on_link} ({device.name})" for device in run.devices),
+        "expert tier": run.tier,
+        "read mode": work.read_mode,
+        "dtype": work.dtype,
+        "MoE layers": work.moe_layers,
+        "experts per layer": work.num_experts,
+        "experts per token (top-k)": work.top_k,
+        "expert size": format_size(work.expert_bytes),
+        "experts per device, all layers": work.experts_per_device,
+        "cache": work.cache,
+        "cached experts per device": work.cache_experts,
+        "batch size": work.batch_size,
+        "prompts": work.prompts,
+        "new tokens per sequence": work.max_new_tokens,
+        "pairs": work.pairs,
+        "phases under the policy": work.phases,
+        "seed": work.seed,
+        "calibration": run.calibration_id,
+    }
+    return (*policy, *(Fact(group="workload", name=name, value=value) for name, value in workload.items()))

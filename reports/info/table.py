@@ -1,0 +1,54 @@
+"""A table of plain values: what stands behind every figure, and what is downloaded as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+Cell = str | int | float | bool | None
+
+# A spreadsheet runs a cell that starts like this as a formula, and texts come from models and prompts.
+_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """``key`` names the column in CSV; ``title`` and ``unit`` head it on the page."""
+
+    key: str
+    title: str
+    unit: str = ""
+
+    @property
+    def heading(self) -> str:
+        return f"{self.title} ({self.unit})" if self.unit else self.title
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataTable:
+    """Rows of plain values, full precision; None is unknown."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+
+    def csv(self) -> str:
+        """RFC 4180, with a header of column keys; an unknown value is an empty field."""
+        stream = io.StringIO()
+        writer = csv.writer(stream)
+        writer.writerow([column.key for column in self.columns])
+        writer.writerows([[_csv_cell(cell) for cell in row] for row in self.rows])
+        return stream.getvalue()
+
+
+def table(*columns: tuple[str, str] | tuple[str, str, str], rows: Iterable[Sequence[Cell]]) -> DataTable:
+    """``DataTable`` from ``(key, title[, unit])`` and an iterable of rows."""
+    made = tuple(Column(key=column[0], title=column[1], unit="".join(column[2:])) for column in columns)
+    return DataTable(columns=made, rows=tuple(tuple(row) for row in rows))
+
+
+def _csv_cell(cell: Cell) -> Cell:
+    if isinstance(cell, str) and cell.startswith(_FORMULA_STARTS):
+        return f"'{cell}"
+    return cell

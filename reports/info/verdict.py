@@ -1,0 +1,226 @@
+"""The verdict: what a run showed, in plain words with figures and intervals, and in one sentence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from probes.units import format_seconds, format_size
+from reports.info.advice import StepLimit, next_steps, step_limit
+from reports.info.words import change, change_with_interval, number, percent, plural
+from store.records import Quality, Ratio, RunRecord, Workload
+
+NOTICEABLE_LOSS_RISE = 0.01
+FEW_PAIRS = 5
+
+
+class Outcome(StrEnum):
+    """What the time per output token did, by its 95 % interval."""
+
+    FASTER = "faster"
+    SLOWER = "slower"
+    NO_GAIN = "no gain"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeyFigure:
+    """One figure before and after, ready to read; ``tone`` is ``good``, ``bad`` or ``neutral``."""
+
+    label: str
+    before: str
+    after: str
+    change: str
+    interval: str
+    tone: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerdictInfo:
+    """``headline`` and ``sentences`` make the paragraph; ``one_sentence`` is for a terminal."""
+
+    outcome: Outcome
+    headline: str
+    one_sentence: str
+    sentences: tuple[str, ...]
+    limit: StepLimit
+    next_steps: tuple[str, ...]
+    key_figures: tuple[KeyFigure, ...]
+
+
+def verdict_info(run: RunRecord) -> VerdictInfo:
+    """Judge a run by the paired interval of its TPOT, and say what it cost and what limits it now."""
+    outcome = outcome_of(run.gain_tpot)
+    limit = step_limit(run.with_policy.step_times)
+    return VerdictInfo(
+        outcome=outcome,
+        headline=_headline(outcome, run),
+        one_sentence=_one_sentence(outcome, run),
+        sentences=(_compared(run), _busiest(run), _times(run), _quality(run.quality), *_cautions(run), _limits(limit)),
+        limit=limit,
+        next_steps=next_steps(run, limit),
+        key_figures=_key_figures(run),
+    )
+
+
+def outcome_of(gain: Ratio) -> Outcome:
+    """A gain or a loss only where the interval does not contain 1."""
+    if not gain.outside_noise:
+        return Outcome.NO_GAIN
+    return Outcome.FASTER if gain.ratio < 1 else Outcome.SLOWER
+
+
+def loss_rise(quality: Quality) -> float:
+    """Rise of the held-out loss as a share of the baseline's."""
+    return quality.nll_policy / quality.nll_baseline - 1
+
+
+def _headline(outcome: Outcome, run: RunRecord) -> str:
+    gain = run.gain_tpot
+    if outcome is Outcome.FASTER:
+        text = f"{percent(1 - gain.ratio)} less time per output token, outside the noise"
+    elif outcome is Outcome.SLOWER:
+        text = f"Slower: {percent(gain.ratio - 1)} more time per output token, outside the noise"
+    else:
+        text = f"No gain: the change in time per output token, {change(gain.ratio)}, is inside the noise"
+    if run.quality and loss_rise(run.quality) >= NOTICEABLE_LOSS_RISE:
+        text += f"; held-out loss rises by {percent(loss_rise(run.quality))}"
+    return f"{text}."
+
+
+def _one_sentence(outcome: Outcome, run: RunRecord) -> str:
+    word = {
+        Outcome.FASTER: "faster, outside the noise",
+        Outcome.SLOWER: "slower, outside the noise",
+        Outcome.NO_GAIN: "no gain, inside the noise",
+    }[outcome]
+    before, after = run.baseline.max_device_misses_per_step, run.with_policy.max_device_misses_per_step
+    quality = f"; held-out loss {percent(loss_rise(run.quality), signed=True)}" if run.quality else ""
+    return (
+        f"TPOT {format_seconds(run.baseline.tpot_seconds.median)} → "
+        f"{format_seconds(run.with_policy.tpot_seconds.median)}, {change_with_interval(run.gain_tpot)}: {word}; "
+        f"{movement_noun(run.tier)} of the busiest device {number(before)} → {number(after)} per step{quality}."
+    )
+
+
+def movement_noun(tier: str) -> str:
+    """What a paid movement is called: a fetch from host or disk, or a read of device memory."""
+    return "expert reads" if tier == "device" else "expert fetches"
+
+
+def _compared(run: RunRecord) -> str:
+    work, kinds = run.workload, sorted({device.kind for device in run.devices})
+    devices = plural(len(run.devices), f"{'/'.join(kinds).upper()} device")
+    return (
+        f"Compared: policy {run.policy} with the router's own choice, on {run.model}; "
+        f"{plural(work.batch_size, 'sequence')} of {plural(work.max_new_tokens, 'new token')} on {devices}, "
+        f"{_where(run.tier, work)}; {plural(work.pairs, 'interleaved pair')} from equal cache states."
+    )
+
+
+def _where(tier: str, work: Workload) -> str:
+    if tier == "device":
+        return "all experts in device memory"
+    return (
+        f"experts of {format_size(work.expert_bytes)} on {tier}, "
+        f"{number(work.cache_experts)} of {number(work.experts_per_device)} cached per device ({work.cache})"
+    )
+
+
+def _busiest(run: RunRecord) -> str:
+    before, after = run.baseline.max_device_misses_per_step, run.with_policy.max_device_misses_per_step
+    verb = "reads" if run.tier == "device" else "fetches"
+    text = f"The busiest device {verb} {number(after)} experts per step instead of {number(before)}"
+    if before > 0:
+        text += f" ({change(after / before)})"
+    if run.predicted and run.predicted.seconds_per_expert:
+        cost = max(run.predicted.seconds_per_expert)
+        text += (
+            f": at the calibrated {format_seconds(cost)} per expert, {format_seconds(after * cost)} of transfers "
+            f"in each step instead of {format_seconds(before * cost)}"
+        )
+    return f"{text}."
+
+
+def _times(run: RunRecord) -> str:
+    def phase(name: str, before: float, after: float, gain: Ratio) -> str:
+        noise = "" if gain.outside_noise else ", inside the noise"
+        return (
+            f"{name} goes from {format_seconds(before)} to {format_seconds(after)}, {change_with_interval(gain)}{noise}"
+        )
+
+    baseline, policy = run.baseline, run.with_policy
+    tpot = phase("Time per output token", baseline.tpot_seconds.median, policy.tpot_seconds.median, run.gain_tpot)
+    ttft = phase("time to first token", baseline.ttft_seconds.median, policy.ttft_seconds.median, run.gain_ttft)
+    return f"{tpot}; {ttft}."
+
+
+def _quality(quality: Quality | None) -> str:
+    if quality is None:
+        return "Quality was not measured in this run."
+    low, high = (bound / quality.nll_baseline for bound in quality.nll_difference_ci95)
+    sure = ", inside the noise" if low <= 0 <= high else ""
+    return (
+        f"Held-out loss goes from {number(quality.nll_baseline, 4)} to {number(quality.nll_policy, 4)} nats per token, "
+        f"{percent(loss_rise(quality), signed=True)} (95 % interval {percent(low, signed=True)} to "
+        f"{percent(high, signed=True)}){sure}; the most likely next token agrees for {percent(quality.top1_agreement)} "
+        f"of {plural(quality.tokens, 'token')}."
+    )
+
+
+def _cautions(run: RunRecord) -> tuple[str, ...]:
+    if run.workload.pairs < FEW_PAIRS:
+        return (f"With only {plural(run.workload.pairs, 'pair')} these intervals are rough.",)
+    return ()
+
+
+def _limits(limit: StepLimit) -> str:
+    text = (
+        f"What limits it now: {limit.name}, {percent(limit.share)} of a step of {format_seconds(limit.step_seconds)} "
+        f"with the policy"
+    )
+    if limit.part == "fetch_wait":
+        return f"{text}; with no fetch at all a step would still take {format_seconds(limit.floor_seconds)}."
+    return f"{text}; all remaining fetches together are {percent(limit.fetch_share)} of it."
+
+
+def _key_figures(run: RunRecord) -> tuple[KeyFigure, ...]:
+    def timed(label: str, before: float, after: float, gain: Ratio) -> KeyFigure:
+        interval = f"95 % interval {change(gain.ci95[0])} to {change(gain.ci95[1])}"
+        tone = "neutral" if not gain.outside_noise else "good" if gain.ratio < 1 else "bad"
+        return KeyFigure(
+            label=label,
+            before=format_seconds(before),
+            after=format_seconds(after),
+            change=change(gain.ratio),
+            interval=interval if gain.outside_noise else f"{interval}: inside the noise",
+            tone=tone,
+        )
+
+    baseline, policy = run.baseline, run.with_policy
+    before, after = baseline.max_device_misses_per_step, policy.max_device_misses_per_step
+    figures = [
+        timed("Time per output token", baseline.tpot_seconds.median, policy.tpot_seconds.median, run.gain_tpot),
+        timed("Time to first token", baseline.ttft_seconds.median, policy.ttft_seconds.median, run.gain_ttft),
+        KeyFigure(
+            label=f"Busiest device, {movement_noun(run.tier)} per step",
+            before=number(before),
+            after=number(after),
+            change=change(after / before) if before else "–",
+            interval=f"mean of {plural(policy.steps, 'decode step')}",
+            tone="good" if after < before else "bad" if after > before else "neutral",
+        ),
+    ]
+    if run.quality:
+        low, high = (bound / run.quality.nll_baseline for bound in run.quality.nll_difference_ci95)
+        figures.append(
+            KeyFigure(
+                label="Held-out loss, nats per token",
+                before=number(run.quality.nll_baseline, 4),
+                after=number(run.quality.nll_policy, 4),
+                change=percent(loss_rise(run.quality), signed=True),
+                interval=f"95 % interval {percent(low, signed=True)} to {percent(high, signed=True)}"
+                + (": inside the noise" if low <= 0 <= high else ""),
+                tone="neutral" if low <= 0 <= high else "bad" if low > 0 else "good",
+            )
+        )
+    return tuple(figures)

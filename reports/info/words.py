@@ -1,0 +1,69 @@
+"""Numbers as a reader meets them: signed percentages, intervals, counts."""
+
+from __future__ import annotations
+
+from store.records import Estimate, Ratio
+
+MINUS = "\N{MINUS SIGN}"
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """``37.0``, ``1,204``, ``0.0061``: ``digits`` significant digits, whole numbers in full; None is a dash."""
+    if value is None:
+        return "–"
+    if isinstance(value, int):
+        return _minus(f"{value:,}")
+    size = abs(value)
+    if size >= 10 ** (digits - 1):
+        return _minus(f"{value:,.0f}")
+    if size == 0:
+        return "0"
+    return _minus(f"{value:.{digits}g}") if size < 1e-4 else _minus(f"{value:.{_decimals(size, digits)}f}")
+
+
+def percent(share: float | None, *, signed: bool = False) -> str:
+    """``14.0 %`` of 0.14; with ``signed`` ``+14.0 %`` or ``−14.0 %``. Below one per cent two decimals are shown."""
+    if share is None:
+        return "–"
+    value = share * 100
+    shown = f"{abs(value):,.0f}" if abs(value) >= 100 else f"{abs(value):.{1 if abs(value) >= 0.995 else 2}f}"
+    zero = float(shown.replace(",", "")) == 0
+    sign = "" if zero else MINUS if value < 0 else "+" if signed else ""
+    return f"{sign}{shown} %"
+
+
+def change(ratio: float) -> str:
+    """``−14.0 %`` of the ratio 0.86."""
+    return percent(ratio - 1, signed=True)
+
+
+def change_with_interval(ratio: Ratio) -> str:
+    """``−14.0 % (95 % interval −16.0 % to −12.0 %)``."""
+    return f"{change(ratio.ratio)} (95 % interval {change(ratio.ci95[0])} to {change(ratio.ci95[1])})"
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 device``, ``4 devices``."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def relative_half_width(estimate: Estimate) -> float | None:
+    """Half the interval's width as a share of the median; None where the median is 0."""
+    if estimate.median == 0:
+        return None
+    return (estimate.ci95[1] - estimate.ci95[0]) / 2 / estimate.median
+
+
+def _decimals(size: float, digits: int) -> int:
+    decimals = digits - 1
+    while size < 1 and decimals < 8:
+        size *= 10
+        decimals += 1
+    while size >= 10:
+        size /= 10
+        decimals -= 1
+    return max(decimals, 0)
+
+
+def _minus(text: str) -> str:
+    return text.replace("-", MINUS)

@@ -1,0 +1,146 @@
+"""``caee report``: from the store's runs to a file, in one of four formats."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from probes.errors import UsageError
+from probes.files import written_whole
+from probes.records import Calibration, Probe
+from reports.info.run import RunInfo, run_info
+from reports.pages.page import Page
+from reports.pages.run import run_page
+from store.entries import RecordKind
+from store.records import RunRecord
+from store.session import Store
+
+SCHEMA = "caee.report/1"
+
+
+class Format(StrEnum):
+    """``csv-dir`` is a folder with one CSV file per card; the others are one file."""
+
+    HTML = "html"
+    MD = "md"
+    JSON = "json"
+    CSV_DIR = "csv-dir"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What will be written: the numbers and the page made of them."""
+
+    runs: tuple[RunInfo, ...]
+    page: Page
+
+    def document(self) -> dict[str, Any]:
+        """Every number of the page, as the JSON document ``caee.report/1``."""
+        return {"schema": SCHEMA, "runs": [dataclasses.asdict(run) for run in self.runs]}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Written:
+    """Where the report is; ``up_to_date``: it was there already, with the very same content."""
+
+    path: Path
+    up_to_date: bool
+
+
+def parse_format(text: str) -> Format:
+    """A format by its name. Raises ``UsageError``."""
+    try:
+        return Format(text)
+    except ValueError as error:
+        raise UsageError(f"--format {text!r} is unknown", hint=f"choose one of {', '.join(Format)}") from error
+
+
+def make_report(store: Store, run_ids: Sequence[str], *, last: int | None = None) -> Report:
+    """The report of the named runs, of the ``last`` newest, or of the newest run. Raises ``StoreError``."""
+    infos = tuple(_info(store, run) for run in _runs(store, run_ids, last))
+    return Report(runs=infos, page=run_page(infos[0]))
+
+
+def write_report(report: Report, output_format: Format, output: Path | None, *, force: bool = False) -> Written:
+    """Write whole or not at all.
+
+    Without ``output`` the file is named after its runs, and one with the same content is left as it is. Any other
+    existing file is a ``UsageError`` unless ``force``.
+    """
+    path = output if output is not None else Path(_default_name(report, output_format))
+    if output_format is Format.CSV_DIR:
+        return _write_folder(report, path, force=force)
+    content = _content(report, output_format).encode()
+    if output is None and path.is_file() and path.read_bytes() == content:
+        return Written(path=path, up_to_date=True)
+    with written_whole(path, force=force) as stream:
+        stream.write(content)
+    return Written(path=path, up_to_date=False)
+
+
+def _runs(store: Store, run_ids: Sequence[str], last: int | None) -> tuple[RunRecord, ...]:
+    if run_ids and last is not None:
+        raise UsageError("runs are named and --last is given", hint="name the runs, or ask for the last ones")
+    if last is not None and last < 1:
+        raise UsageError(f"--last {last} asks for no run", hint="--last takes 1 or more")
+    if run_ids:
+        return tuple(store.run(run_id) for run_id in run_ids)
+    if last is None or last == 1:
+        return (store.run(),)
+    # The oldest first: later runs are read against earlier ones.
+    return tuple(reversed(store.runs(last))) or (store.run(),)
+
+
+def _info(store: Store, run: RunRecord) -> RunInfo:
+    calibration = _calibration(store, run.calibration_id)
+    return run_info(run, calibration, _probe(store, calibration.probe_id if calibration else None))
+
+
+def _calibration(store: Store, calibration_id: str | None) -> Calibration | None:
+    """None where the run had none, or where it has been deleted since."""
+    kept = {entry.record_id for entry in store.entries(RecordKind.CALIBRATION)}
+    return store.calibration(calibration_id) if calibration_id in kept else None
+
+
+def _probe(store: Store, probe_id: str | None) -> Probe | None:
+    kept = {entry.record_id for entry in store.entries(RecordKind.PROBE)}
+    return store.probe(probe_id) if probe_id in kept else None
+
+
+def _default_name(report: Report, output_format: Format) -> str:
+    name = "-".join(["caee-report", *(_safe(run.run_id) for run in report.runs)])
+    return name if output_format is Format.CSV_DIR else f"{name}.{output_format}"
+
+
+def _safe(run_id: str) -> str:
+    return "".join(character if character.isalnum() or character in "-_." else "_" for character in run_id)
+
+
+def _content(report: Report, output_format: Format) -> str:
+    if output_format is Format.HTML:
+        from reports.html.render import render_page
+
+        return render_page(report.page)
+    if output_format is Format.MD:
+        from reports.markdown import markdown_page
+
+        return markdown_page(report.page)
+    return json.dumps(report.document(), indent=2, sort_keys=True, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _write_folder(report: Report, folder: Path, *, force: bool) -> Written:
+    tables = {f"{card.key}.csv": card.table.csv().encode() for card in report.page.cards}
+    if folder.exists() and not force:
+        if all((folder / name).is_file() and (folder / name).read_bytes() == text for name, text in tables.items()):
+            return Written(path=folder, up_to_date=True)
+        raise UsageError(f"{folder} exists already", hint="choose another name, or add --force to replace its tables")
+    folder.mkdir(parents=False, exist_ok=True)
+    for name, text in tables.items():
+        with written_whole(folder / name, force=True) as stream:
+            stream.write(text)
+    return Written(path=folder, up_to_date=False)
