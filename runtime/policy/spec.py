@@ -63,7 +63,7 @@ class PolicyInfo:
 
 _RULE = _Key(kind=str, optional=True)
 _THETA = _Key(kind=float, range="at least 0", holds=lambda value: value >= 0, optional=True)
-_CEILING = _Key(kind=float, range="between 0 and 1", holds=lambda value: 0 <= value <= 1, optional=True)
+_CEILING = _Key(kind=float, range="at least 0 and below 1", holds=lambda value: 0 <= value < 1, optional=True)
 _K0 = _Key(kind=int, range="at least 1", holds=lambda value: value >= 1)
 _COUNT = _Key(kind=int, range="at least 0", holds=lambda value: value >= 0)
 _OPTIONAL_COUNT = dataclasses.replace(_COUNT, optional=True)
@@ -183,7 +183,10 @@ def policy_from_mapping(mapping: Mapping[str, Any]) -> PolicySpec:
             parameters[key] = description.default
         elif not description.optional:
             wanted = f"{'an integer' if description.kind is int else 'a number'} {description.range}"
-            raise UsageError(f"policy {name} needs {key}, {wanted}", hint=f"write for example {name}:{key}=2")
+            raise UsageError(
+                f"policy {name} needs {key}, {wanted}",
+                hint=f"write for example {name}:{key}={2 if description.kind is int else 0.5}",
+            )
     _check_together(name, info, parameters)
     factor = given.get("routed_scaling_factor")
     spec = PolicySpec(
