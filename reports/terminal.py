@@ -1,34 +1,58 @@
-"""A page as rich renderables for the terminal: headline, key figures, what to try next."""
+"""Verdicts as rich renderables for the terminal. Text from outside is never read as rich markup."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from reports.info.verdict import KeyFigure, Outcome, verdict_info
 from reports.pages.page import Page
+from store.records import RunRecord
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+    from rich.table import Table
 
-TONES = {"good": "green", "bad": "red", "neutral": "yellow"}
+COLOURS = {"good": "green", "bad": "red", "neutral": "yellow"}
 
 
-def summary(page: Page) -> list[RenderableType]:
-    """The verdict for someone who has not opened the page yet. Text from outside is never read as rich markup."""
+def run_summary(run: RunRecord) -> list[RenderableType]:
+    """The verdict of a run that has just ended."""
+    verdict = verdict_info(run)
+    return _summary(verdict.outcome.tone, verdict.headline, verdict.sentences, verdict.key_figures, verdict.next_steps)
+
+
+def page_summary(page: Page) -> list[RenderableType]:
+    """The verdict of a page, for someone who has not opened it yet."""
+    return _summary(page.tone, page.headline, page.sentences, page.key_figures, page.next_steps)
+
+
+def _summary(
+    tone: str,
+    headline: str,
+    sentences: Sequence[str],
+    figures: Sequence[KeyFigure],
+    next_steps: Sequence[str],
+) -> list[RenderableType]:
+    from rich.text import Text
+
+    shown: list[RenderableType] = [Text(headline, style=f"bold {COLOURS[tone]}"), Text(sentences[0], style="dim")]
+    if figures:
+        shown += [Text(""), _figures(figures), Text("")]
+    if len(sentences) > 1:
+        shown.append(Text(sentences[-1]))
+    return [*shown, *(Text(f"Try next: {step}") for step in next_steps)]
+
+
+def _figures(figures: Sequence[KeyFigure]) -> Table:
     from rich.table import Table
     from rich.text import Text
 
-    shown: list[RenderableType] = [
-        Text(page.headline, style=f"bold {TONES[page.tone]}"),
-        Text(" ".join(page.sentences)),
-    ]
-    if page.key_figures:
-        table = Table(box=None, pad_edge=False, header_style="dim")
-        for heading in ("", "before", "after", "change", ""):
-            table.add_column(heading, justify="left" if not heading else "right")
-        for figure in page.key_figures:
-            change = Text(figure.change, style=TONES[figure.tone])
-            table.add_row(Text(figure.label), figure.before, figure.after, change, Text(figure.interval, style="dim"))
-        shown += [Text(""), table, Text("")]
-    shown += [Text(f"Next: {step}") for step in page.next_steps]
-    shown += [Text(f"Warning: {warning}", style="yellow") for warning in page.warnings]
-    return shown
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for heading in ("", "before", "after", "change", ""):
+        table.add_column(heading, justify="right" if heading else "left")
+    for figure in figures:
+        change = Text(figure.change, style=COLOURS[figure.tone])
+        interval = Text(figure.interval, style="dim")
+        table.add_row(Text(figure.label), Text(figure.before), Text(figure.after), change, interval)
+    return table

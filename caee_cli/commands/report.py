@@ -26,17 +26,19 @@ def command(
 
     Without -o the file is named after its runs. Nothing is overwritten without --force.
     """
-    from caee_cli.output import emit_json, note, show
+    from caee_cli.output import emit_json, note, show, warn
     from reports.report import make_report, parse_format, write_report
-    from reports.terminal import summary
+    from reports.terminal import page_summary
     from store.session import open_store
 
     chosen = parse_format(output_format)
     with open_store(store) as kept:
         report = make_report(kept, runs or [], last=last)
     written = write_report(report, chosen, output, force=force)
+    for warning in report.page.warnings:
+        warn(warning)
     if as_json:
         emit_json(report.document() | {"written": str(written.path)})
     else:
-        show(*summary(report.page))
+        show(*page_summary(report.page))
     note(f"{written.path} is up to date" if written.up_to_date else f"Wrote {written.path}")

@@ -21,6 +21,11 @@ class Outcome(StrEnum):
     SLOWER = "slower"
     NO_GAIN = "no gain"
 
+    @property
+    def tone(self) -> str:
+        """How it is coloured: ``good``, ``bad`` or ``neutral``."""
+        return {Outcome.FASTER: "good", Outcome.SLOWER: "bad", Outcome.NO_GAIN: "neutral"}[self]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyFigure:

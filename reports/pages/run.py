@@ -12,7 +12,6 @@ from reports.info.verdict import Outcome, movement_noun
 from reports.pages.page import Page
 from store.records import Quality
 
-TONES = {Outcome.FASTER: "good", Outcome.SLOWER: "bad", Outcome.NO_GAIN: "neutral"}
 BADGES = {
     Outcome.FASTER: "Faster, outside the noise",
     Outcome.SLOWER: "Slower, outside the noise",
@@ -32,7 +31,7 @@ def run_page(info: RunInfo) -> Page:
             ("Measured", info.created_at),
         ),
         badge=BADGES[info.verdict.outcome],
-        tone=TONES[info.verdict.outcome],
+        tone=info.verdict.outcome.tone,
         headline=info.verdict.headline,
         sentences=info.verdict.sentences,
         next_steps=info.verdict.next_steps,
