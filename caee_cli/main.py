@@ -5,9 +5,11 @@ Nothing heavy is imported here: every command imports what it needs when it runs
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
-from typing import Annotated
+import traceback
+from typing import Annotated, Any
 
 import typer
 
@@ -34,15 +36,26 @@ app.add_typer(store.app, name="store")
 app.command("doctor")(doctor.command)
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        sys.stdout.write(f"caee {version('caee')}\n")
+        raise typer.Exit
+
+
 @app.callback()
 def _root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
+    ] = False,
 ) -> None:
-    if version:
-        from importlib.metadata import version as installed_version
+    """Options that come before the command."""
 
-        sys.stdout.write(f"caee {installed_version('caee')}\n")
-        raise typer.Exit
+
+# What the command-line parser raises for wrong usage. typer brings its own copy of click, or in older versions needs
+# click, and exports only this class's child.
+_ParserError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 
 def main() -> None:
@@ -51,35 +64,67 @@ def main() -> None:
 
 
 def run_app(arguments: list[str]) -> int:
-    """Exit code of the command line with ``arguments``; errors are printed to standard error, never as a traceback."""
-    import click
+    """Exit code of the command line with ``arguments``; errors go to standard error, as a traceback only for debugging.
 
+    Not through ``typer.Typer.__call__``, which has exit codes and messages of its own for interrupts and closed pipes.
+    """
+    try:
+        _invoke(arguments)
+        sys.stdout.flush()
+    except typer.Exit as stop:
+        return stop.exit_code
+    except (BrokenPipeError, SystemExit) as stop:
+        # The reader (head, a pager) has gone: not an error of ours. rich makes an exit of it.
+        if not isinstance(stop, BrokenPipeError) and not isinstance(stop.__context__, BrokenPipeError):
+            raise
+        _silence_stdout()
+        return 0
+    except (Exception, KeyboardInterrupt) as error:
+        return _failed(error)
+    return 0
+
+
+def _invoke(arguments: list[str]) -> None:
+    command = typer.main.get_command(app)
+    with command.make_context("caee", arguments) as context:
+        command.invoke(context)
+
+
+def _failed(error: BaseException) -> int:
+    """Say what went wrong, and return the exit code for it."""
     from caee_cli.output import complain
     from probes.errors import CaeeError
 
-    try:
-        result = app(args=arguments, prog_name="caee", standalone_mode=False)
-    except CaeeError as error:
-        if os.environ.get("CAEE_DEBUG") == "1":
-            raise
+    if os.environ.get("CAEE_DEBUG") == "1":
+        traceback.print_exception(error)
+    if isinstance(error, CaeeError):
         complain(error.message, error.hint)
         return error.exit_code
-    except click.exceptions.NoArgsIsHelpError as error:
-        sys.stdout.write(error.format_message() + "\n")
-        return 2
-    except click.ClickException as error:
-        error.show()
-        return error.exit_code
-    except (KeyboardInterrupt, click.exceptions.Abort):
-        complain("interrupted; nothing was kept")
+    if isinstance(error, _ParserError):
+        return _usage_failed(error)
+    if isinstance(error, (KeyboardInterrupt, typer.Abort)):
+        complain("interrupted")
         return 130
-    except BrokenPipeError:
-        # The reader (head, a pager) has gone: not an error of ours. Point stdout away so that the exit flush is quiet.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
-    except Exception as error:
-        if os.environ.get("CAEE_DEBUG") == "1":
-            raise
-        complain(f"unexpected {type(error).__name__}: {error}", "set CAEE_DEBUG=1 for the traceback, and report it")
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        _silence_stdout()
+        complain("no space left where the output goes", "free some space, and try again")
         return 1
-    return result if isinstance(result, int) else 0
+    complain(f"unexpected {type(error).__name__}: {error}", "set CAEE_DEBUG=1 for the traceback, and report it")
+    return 1
+
+
+def _usage_failed(error: Any) -> int:
+    """``error`` is a parser's error of whichever click typer uses; ``caee`` alone is one whose message is the help."""
+    from caee_cli.output import complain
+
+    path = error.ctx.command_path if getattr(error, "ctx", None) is not None else "caee"
+    if type(error).__name__ == "NoArgsIsHelpError":
+        sys.stderr.write(error.format_message())
+    else:
+        complain(error.format_message(), f"{path} --help shows how it is called")
+    return int(error.exit_code)
+
+
+def _silence_stdout() -> None:
+    """Point standard output away, so that Python's flush at exit does not fail once more."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
