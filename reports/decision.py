@@ -1,0 +1,68 @@
+"""One layer's decision, as terminal tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import RenderableType
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from probes.units import format_seconds
+
+SHOWN_TOKENS = 32
+
+
+def decision_tables(outcome: dict[str, Any]) -> list[RenderableType]:
+    """Tables of what ``runtime.policy.case.explain_case`` returns, and a sentence for each pruned expert."""
+    policy = outcome["policy"]
+    written = ", ".join(f"{key}={value}" for key, value in policy.items() if key != "name")
+    return [
+        Text(f"Policy {policy['name']} ({written})"),
+        _figures(outcome),
+        _devices(outcome),
+        _tokens(outcome),
+        *(Text(entry["reason"]) for entry in outcome["reasons"]),
+        Text("" if outcome["pruned"] else "No expert was pruned."),
+    ]
+
+
+def _figures(outcome: dict[str, Any]) -> Table:
+    table = Table(title="The layer", title_justify="left")
+    table.add_column("")
+    table.add_column("value", justify="right")
+    table.add_row("active experts", str(len(outcome["active"])))
+    if "mandatory" in outcome:
+        table.add_row("mandatory experts", str(len(outcome["mandatory"])))
+    table.add_row("kept experts", str(len(outcome["kept"])))
+    table.add_row("pruned experts", ", ".join(map(str, outcome["pruned"])) or "none")
+    table.add_row("layer cost before", format_seconds(outcome["f_before"]))
+    if "f_base" in outcome:
+        table.add_row("layer cost of the mandatory", format_seconds(outcome["f_base"]))
+    table.add_row("layer cost after", format_seconds(outcome["f_after"]))
+    table.add_row("removed importance per token", f"{outcome['removed_importance']:.4%}")
+    table.add_row("re-routed slots", str(outcome["rerouted_slots"]))
+    return table
+
+
+def _devices(outcome: dict[str, Any]) -> Table:
+    table = Table(title="The devices", title_justify="left")
+    for heading in ("device", "cost before", "cost after"):
+        table.add_column(heading, justify="right")
+    costs = zip(outcome["device_cost_before"], outcome["device_cost_after"], strict=True)
+    for device, (before, after) in enumerate(costs):
+        table.add_row(str(device), format_seconds(before), format_seconds(after))
+    return table
+
+
+def _tokens(outcome: dict[str, Any]) -> Table:
+    rows = list(zip(outcome["topk_ids"], outcome["topk_weights"], strict=True))
+    title = "The tokens" if len(rows) <= SHOWN_TOKENS else f"The first {SHOWN_TOKENS} of {len(rows)} tokens"
+    table = Table(title=title, title_justify="left")
+    table.add_column("token", justify="right")
+    table.add_column("experts and weights")
+    for token, (ids, weights) in enumerate(rows[:SHOWN_TOKENS]):
+        slots = [f"{expert} ({weight:.3f})" for expert, weight in zip(ids, weights, strict=True) if expert >= 0]
+        table.add_row(str(token), escape(", ".join(slots)) or "none")
+    return table
