@@ -6,6 +6,7 @@ Nothing heavy is imported here: every command imports what it needs when it runs
 from __future__ import annotations
 
 import errno
+import io
 import os
 import sys
 import traceback
@@ -60,6 +61,8 @@ _ParserError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__
 
 def main() -> None:
     """Run the command line; the only place that exits the process."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without UTF-8 is no reason to fail
     sys.exit(run_app(sys.argv[1:]))
 
 

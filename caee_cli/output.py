@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from probes.text import printable
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.progress import Progress
@@ -16,7 +18,13 @@ if TYPE_CHECKING:
 
 def emit_json(document: dict[str, Any], *, compact: bool = False) -> None:
     """Write ``document`` and a newline; a NaN or an infinity becomes null."""
-    text = json.dumps(_finite(document), allow_nan=False, ensure_ascii=False, indent=None if compact else 2)
+    finite, indent = _finite(document), None if compact else 2
+    text = json.dumps(finite, allow_nan=False, ensure_ascii=False, indent=indent)
+    try:
+        text.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        # An ASCII terminal, or a file name that is no UTF-8: JSON has escapes for both.
+        text = json.dumps(finite, allow_nan=False, ensure_ascii=True, indent=indent)
     sys.stdout.write(text + "\n")
 
 
@@ -29,7 +37,7 @@ def show(*renderables: RenderableType) -> None:
 
 def note(message: str) -> None:
     """A remark on standard error."""
-    _console(stderr=True).print(message, markup=False, highlight=False, soft_wrap=True)
+    sys.stderr.write(f"{printable(message)}\n")
 
 
 def warn(message: str) -> None:
@@ -39,9 +47,9 @@ def warn(message: str) -> None:
 
 def complain(message: str, hint: str | None = None) -> None:
     """An error on standard error: what and why in one line, what to do next in another."""
-    sys.stderr.write(f"caee: {' '.join(message.split())}\n")
+    sys.stderr.write(f"caee: {printable(' '.join(message.split()))}\n")
     if hint:
-        sys.stderr.write(f"  → {' '.join(hint.split())}\n")
+        sys.stderr.write(f"  → {printable(' '.join(hint.split()))}\n")
 
 
 @contextlib.contextmanager
@@ -65,8 +73,10 @@ def _console(*, stderr: bool) -> Console:
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    # Piped output is not wrapped at 80 columns: other programs read it line by line.
-    return Console(file=stream, width=None if stream.isatty() else 160, highlight=False)
+    # Piped output is not wrapped at 80 columns: other programs read it line by line. Names of models, files and
+    # policies may hold [brackets] and :colons:, which rich would take for its markup.
+    width = None if stream.isatty() else 160
+    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
 
 
 def _finite(value: Any) -> Any:

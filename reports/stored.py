@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from probes.text import printable
 from probes.units import format_rate, format_seconds, format_size
 from store.entries import Entry, Problem
 
@@ -44,7 +45,7 @@ def entries_table(entries: Sequence[Entry], location: str) -> Table:
 def problems_view(problems: Sequence[Problem], location: str) -> Table | str:
     """One row for each problem, or a sentence that there is none."""
     if not problems:
-        return _printable(f"{location} is sound: the database and every record in it")
+        return printable(f"{location} is sound: the database and every record in it")
     rows = [("damage" if problem.damage else "note", problem.record_id or "", problem.message) for problem in problems]
     return _table(f"{location}: {len(problems)} found", ("what", "id", "problem"), rows)
 
@@ -65,7 +66,9 @@ def _list_table(name: str, items: Sequence[dict[str, Any]]) -> Table:
 
 def _flat(document: dict[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
     for name, value in document.items():
-        if isinstance(value, dict) and value:
+        if isinstance(value, dict) and value.keys() == {"value", "reason"}:
+            yield f"{prefix}{name}", f"unknown: {value['reason']}" if value["value"] is None else value["value"]
+        elif isinstance(value, dict) and value:
             yield from _flat(value, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
@@ -98,14 +101,9 @@ def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) ->
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(_printable(title)), title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(title=Text(printable(title)), title_justify="left", box=box.SIMPLE_HEAD)
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(_printable(cell)) for cell in row))
+        table.add_row(*(Text(printable(cell)) for cell in row))
     return table
-
-
-def _printable(text: str) -> str:
-    """An imported text may hold a terminal's control sequences: they are shown, never obeyed."""
-    return "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)

@@ -73,7 +73,7 @@ def export_records(
         emit_json(document)
     else:
         write_export(output, document, force=force)
-        note(f"Wrote {output}: {len(document['records'])} records")
+        note(f"Wrote {output}: {', '.join(record['record_id'] for record in document['records'])}")
 
 
 @app.command("import")
