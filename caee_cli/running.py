@@ -1,0 +1,140 @@
+"""What ``caee run`` does around the runtime: choose, launch, summarise, store."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import tempfile
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from probes.records import Calibration
+    from runtime.options import RunOptions
+    from runtime.policy.types import PolicySpec
+    from store.records import RunRecord
+    from store.session import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """The command's options, as given."""
+
+    model: str | None
+    devices: str | None
+    tier: str | None
+    policy: str
+    theta: float | None
+    cache: str
+    cache_experts: int | None
+    batch_size: int
+    max_new_tokens: int
+    prompts: Path | None
+    held_out: Path | None
+    quality: bool
+    pairs: int | None
+    phases: str | None
+    dtype: str
+    check_ranks: bool
+    seed: int
+    store: str | None
+
+
+def execute(request: RunRequest) -> tuple[RunRecord | None, str]:
+    """Run, store, and return the record and where it is stored; None on the ranks that torchrun started beside 0."""
+    from runtime.launch import launch, started_by_torchrun
+    from runtime.summary import run_record
+    from runtime.worker import run_rank
+    from store.session import open_store
+
+    joined = started_by_torchrun()
+    # The store is opened before the work: a run that cannot be kept should not take its time first.
+    with open_store(request.store) as store:
+        options = _options(request, _newest_calibration(store))
+        if joined:
+            report = run_rank(options)
+            if os.environ["RANK"] != "0":
+                return None, store.location
+        else:
+            with _progress_bar() as file:
+                options = dataclasses.replace(options, progress_file=file)
+                report = launch(run_rank, options, processes=options.devices)
+        record = run_record(options, report, _devices(options), _fingerprint(options), _model_name(request))
+        store.save_run(record)
+        return record, store.location
+
+
+def _options(request: RunRequest, calibration: Calibration | None) -> RunOptions:
+    from runtime.demo import held_out_path, model_path, prompts_path
+    from runtime.options import RunOptions, choose_devices, read_prompts, read_text, resolve_model
+
+    kind, count = choose_devices(request.devices)
+    tier = request.tier or ("disk" if kind == "cpu" else "host")
+    return RunOptions(
+        model=model_path() if request.model is None else resolve_model(request.model),
+        device_kind=kind,
+        devices=count,
+        tier=tier,
+        policy=_policy(request),
+        cache=request.cache,
+        prompts=read_prompts(request.prompts or prompts_path()),
+        held_out=read_text(request.held_out or held_out_path()) if request.quality else None,
+        calibration=calibration,
+        cache_experts=request.cache_experts,
+        batch_size=request.batch_size,
+        max_new_tokens=request.max_new_tokens,
+        pairs=request.pairs,
+        phases=request.phases,
+        dtype=request.dtype,
+        seed=request.seed,
+        check_ranks=request.check_ranks,
+    )
+
+
+def _policy(request: RunRequest) -> PolicySpec:
+    from runtime.policy.spec import parse_policy
+
+    if request.theta is None:
+        return parse_policy(request.policy)
+    separator = "," if ":" in request.policy else ":"
+    return parse_policy(f"{request.policy}{separator}theta={request.theta}")
+
+
+def _newest_calibration(store: Store) -> Calibration | None:
+    if not any(True for _ in store.entries("calibration")):
+        return None
+    return store.calibration(None)
+
+
+def _model_name(request: RunRequest) -> str:
+    return "caee demo model" if request.model is None else request.model
+
+
+@contextlib.contextmanager
+def _progress_bar() -> Iterator[Path]:
+    """A file that rank 0 writes its progress to, shown as a bar on standard error."""
+    from caee_cli.output import progress
+
+    with tempfile.TemporaryDirectory() as folder, progress() as bar:
+        file = Path(folder) / "progress.json"
+        task = bar.add_task("loading", total=None)
+        stop = threading.Event()
+
+        def follow() -> None:
+            while not stop.wait(0.25):
+                with contextlib.suppress(OSError, ValueError):
+                    state: dict[str, Any] = json.loads(file.read_text())
+                    bar.update(task, description="measuring", completed=state["done"], total=state["total"])
+
+        follower = threading.Thread(target=follow, daemon=True)
+        follower.start()
+        try:
+            yield file
+        finally:
+            stop.set()
+            follower.join()

@@ -1,0 +1,362 @@
+"""Running a model's MoE layers from slots: decide, fetch, compute, exchange, reduce.
+
+Every rank holds the dense model and sees all tokens, decides the same (the caches' books are mirrored, so no rank asks
+another what it holds), fetches and computes its own experts, and adds the experts' outputs up with the others'.
+
+Outputs are kept apart per (token, slot) until the end and then reduced in the stock kernel's own order. So the result
+does not depend on how many ranks or waves took part: with nothing pruned it is bit-equal to the stock model.
+
+Shape legend: T tokens (rows of the step, padding included), K slots per token, N experts, R = T·K rows, H hidden size.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from probes.errors import CheckpointError
+from runtime.cache import CacheBook, CacheSnapshot
+from runtime.experts.pool import SlotPool
+from runtime.experts.transfer import Request, TransferEngine
+from runtime.models.load import LoadedModel
+from runtime.models.router import RouterView, WeightRule, as_float64
+from runtime.parallel import Ranks
+from runtime.policy.make import make_policy
+from runtime.policy.spec import parse_policy
+from runtime.policy.types import SHARE_UNIT, Bools, Ints, LinkGroups, Machine, Policy, Routed, Tokens
+from runtime.recording import Counts, LayerStep, StepRecord
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """Where experts live and what moving one costs. ``staging_slots`` follow the ``cache_slots`` in the pool."""
+
+    placement_N: Ints
+    devices: int
+    cost_N: Ints
+    groups: LinkGroups
+    cache_slots: int
+    staging_slots: int
+    offloading: bool
+
+
+class StepContext:
+    """What the next forward pass is: which rows are real, which policy applies, whether the caches learn from it."""
+
+    def __init__(self, real_T: Bools, policy: Policy, *, prefill: bool, bypass_cache: bool = False) -> None:
+        self.real_T = real_T
+        self.policy = policy
+        self.bypass_cache = bypass_cache
+        self.record = StepRecord(tokens=int(real_T.sum()), prefill=prefill)
+
+
+class ExpertExecution:
+    """The MoE layers of one rank. Attaching replaces the ``forward`` of every expert module of ``loaded``."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        pool: SlotPool,
+        transfers: TransferEngine,
+        books: Sequence[CacheBook],
+        layout: Layout,
+        ranks: Ranks,
+    ) -> None:
+        self.layout = layout
+        self.books = tuple(books)
+        self.num_experts = loaded.num_experts
+        self.num_layers = len(loaded.experts)
+        self.top_k = 0
+        self.context: StepContext | None = None
+        self._ranks = ranks
+        self._transfers = transfers
+        self._staging = range(layout.cache_slots, layout.cache_slots + layout.staging_slots)
+        # What each cache slot really holds, as layer · N + expert; the book says what it should hold.
+        self._held = np.full(layout.cache_slots, -1, np.int64)
+        self._router_policy = make_policy(parse_policy("router"), offloading=layout.offloading)
+        self._routers: list[RouterView] = []
+        parents = {
+            id(child): (name, parent) for name, parent in loaded.model.named_modules() for child in parent.children()
+        }
+        for layer, module in enumerate(loaded.experts):
+            name, parent = parents[id(module)]
+            self._routers.append(RouterView(module, parent, name))
+            kernel = StockKernel(module, pool)
+            module.forward = partial(self._forward, layer, kernel)  # type: ignore[method-assign]  # the seam itself
+
+    def weight_rule(self) -> WeightRule:
+        """How the model makes weights of scores, known after the first forward pass; the same in every layer."""
+        rules = {(r.rule.function, r.rule.renormalize, round(r.rule.scaling, 3)) for r in self._routers}
+        if len(rules) != 1:
+            raise CheckpointError(f"the routers of this model weigh in different ways: {sorted(rules)}")
+        return self._routers[0].rule
+
+    def fill_caches(self) -> None:
+        """Bring every expert of every device into its cache, for inference with all experts on the devices."""
+        for layer in range(self.num_layers):
+            for device, book in enumerate(self.books):
+                book.dispatch(layer, np.flatnonzero(self.layout.placement_N == device))
+        self.restore(self.snapshot())
+
+    def snapshot(self) -> tuple[CacheSnapshot, ...]:
+        """The state of every device's cache."""
+        return tuple(book.snapshot() for book in self.books)
+
+    def restore(self, snapshots: Sequence[CacheSnapshot]) -> None:
+        """Bring books and slots back to ``snapshots``; what is missing in this device's slots is fetched."""
+        for book, snapshot in zip(self.books, snapshots, strict=True):
+            book.restore(snapshot)
+        wanted = snapshots[self._ranks.rank].key
+        stale = np.flatnonzero((wanted >= 0) & (wanted != self._held))
+        requests = [Request(*divmod(int(wanted[slot]), self.num_experts), int(slot)) for slot in stale]
+        self._transfers.fetch(requests).wait()
+        self._held[stale] = wanted[stale]
+
+    def start_step(self, context: StepContext) -> None:
+        """Every forward pass of the model begins with this."""
+        self.context = context
+        if not context.bypass_cache:
+            for book in self.books:
+                book.start_step()
+
+    def _forward(
+        self,
+        layer: int,
+        kernel: StockKernel,
+        hidden_states: torch.Tensor,
+        top_k_index: torch.Tensor,
+        top_k_weights: torch.Tensor,
+    ) -> torch.Tensor:
+        context = self.context
+        assert context is not None, "start_step comes first"
+        self.top_k = top_k_index.shape[1]
+        timers = context.record.timers
+        start = time.perf_counter()
+        ids_TK, weights_TK = self._route(layer, context, top_k_index, top_k_weights)
+        plan = self._plan(layer, context, ids_TK)
+        decided = time.perf_counter()
+        timers.decide += decided - start
+        rows_RH = self._compute(plan, kernel, hidden_states, ids_TK, context)
+        computed = time.perf_counter()
+        self._ranks.sum_(rows_RH)
+        timers.exchange += time.perf_counter() - computed
+        return kernel.reduce(rows_RH, weights_TK, ids_TK)
+
+    # decide -----------------------------------------------------------------------------------------------------------
+
+    def _route(
+        self, layer: int, context: StepContext, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> tuple[Ints, torch.Tensor]:
+        """Ids [T, K] after the decision, −1 for nothing, and their weights; tokens left alone keep the router's own."""
+        own_TK = top_k_index.detach().cpu().numpy().astype(np.int64)
+        own_TK[~context.real_T] = -1
+        tokens = self._tokens(layer, context, own_TK, top_k_index, top_k_weights)
+        before_D = self._missing(layer, own_TK)
+        machine = self._machine(layer)
+        # Bad scores never stop a live run: the layer falls back to the router's own choice, and is counted.
+        sound = bool(np.isfinite(tokens.gates_TK[context.real_T]).all())
+        policy = context.policy if sound else self._router_policy
+        if not sound:
+            tokens = dataclasses.replace(tokens, gates_TK=np.ones_like(tokens.gates_TK))
+        summary = policy.summarise(tokens, machine)
+        decision = policy.decide(summary, machine)
+        routed = policy.reroute(tokens, decision, machine)
+        importance = summary.importance_N[summary.active_N]
+        scale = 1.0 / SHARE_UNIT / max(1, summary.tokens)
+        context.record.layers.append(
+            LayerStep(
+                layer=layer,
+                misses_before_D=before_D,
+                misses_after_D=self._missing(layer, routed.topk_ids_TK),
+                dispatched_D=self._dispatched(routed.topk_ids_TK),
+                removed=routed.removed,
+                rerouted_slots=routed.rerouted_slots,
+                importance_highest=float(importance.max(initial=0)) * scale,
+                importance_lowest=float(importance.min(initial=SHARE_UNIT)) * scale if len(importance) else 0.0,
+                fell_back=not sound,
+            )
+        )
+        return routed.topk_ids_TK, _merge_weights(own_TK, routed, top_k_weights)
+
+    def _tokens(
+        self,
+        layer: int,
+        context: StepContext,
+        own_TK: Ints,
+        top_k_index: torch.Tensor,
+        top_k_weights: torch.Tensor,
+    ) -> Tokens:
+        scores, selection = self._routers[layer].scores(top_k_index, top_k_weights)
+        scores_TN = as_float64(scores)
+        safe_TK = np.where(own_TK >= 0, own_TK, 0)
+        return Tokens(
+            topk_ids_TK=own_TK,
+            gates_TK=np.take_along_axis(scores_TN, safe_TK, 1),
+            scores_TN=scores_TN,
+            selection_scores_TN=scores_TN if selection is scores else as_float64(selection),
+            token_mask_T=context.real_T,
+        )
+
+    def _machine(self, layer: int) -> Machine:
+        layout = self.layout
+        return Machine(
+            placement_NR=layout.placement_N[:, None],
+            cost_NR=layout.cost_N[:, None],
+            resident_NR=self._resident(layer)[:, None] if layout.offloading else None,
+            devices=layout.devices,
+            groups=layout.groups,
+        )
+
+    def _resident(self, layer: int) -> Bools:
+        """[N] whether each expert is in its own device's cache."""
+        resident = self.books[0].resident(layer)
+        for book in self.books[1:]:
+            resident |= book.resident(layer)
+        return resident
+
+    def _dispatched(self, ids_TK: Ints) -> Counts:
+        experts = np.unique(ids_TK[ids_TK >= 0])
+        return np.bincount(self.layout.placement_N[experts], minlength=self.layout.devices).astype(np.int32)
+
+    def _missing(self, layer: int, ids_TK: Ints) -> Counts:
+        """[D] paid movements if ``ids_TK`` were dispatched now: on-device, every dispatched expert is read."""
+        experts = np.unique(ids_TK[ids_TK >= 0])
+        if self.layout.offloading:
+            experts = experts[~self._resident(layer)[experts]]
+        return np.bincount(self.layout.placement_N[experts], minlength=self.layout.devices).astype(np.int32)
+
+    # fetch and compute ------------------------------------------------------------------------------------------------
+
+    def _plan(self, layer: int, context: StepContext, ids_TK: Ints) -> _Plan:
+        """Advance every device's book; for this device, which expert comes into which slot, in waves."""
+        experts = np.unique(ids_TK[ids_TK >= 0])
+        device_of = self.layout.placement_N[experts]
+        plan = _Plan()
+        for device, book in enumerate(self.books):
+            here = experts[device_of == device]
+            mine = device == self._ranks.rank
+            if context.bypass_cache:
+                if mine:
+                    plan.bypass(layer, book, here, self._staging)
+                continue
+            resident = [(int(e), book.slot_of(layer, int(e))) for e in here] if mine else []
+            fetches = book.dispatch(layer, here)
+            if mine:
+                plan.ready = {expert: slot for expert, slot in resident if slot is not None}
+                cached = [Request(layer, f.expert, f.slot) for f in fetches if f.slot is not None]
+                for request in cached:
+                    self._held[request.slot] = layer * self.num_experts + request.expert
+                plan.stage(cached, layer, [f.expert for f in fetches if f.slot is None], self._staging)
+        return plan
+
+    def _compute(
+        self, plan: _Plan, kernel: StockKernel, hidden_TH: torch.Tensor, ids_TK: Ints, context: StepContext
+    ) -> torch.Tensor:
+        """Rows [R, H] of this device's experts, zero elsewhere; fetches run beside the experts already there."""
+        timers = context.record.timers
+        rows_RH = hidden_TH.new_zeros((ids_TK.size, hidden_TH.shape[-1]))
+        groups = [plan.ready, *({r.expert: r.slot for r in wave} for wave in plan.waves)]
+        ticket = self._transfers.fetch(plan.waves[0]) if plan.waves else None
+        for number, group in enumerate(groups):
+            if number > 0 and ticket is not None:
+                waited = time.perf_counter()
+                ticket.wait()
+                timers.fetch_wait += time.perf_counter() - waited
+            start = time.perf_counter()
+            kernel.rows(hidden_TH, ids_TK, group, rows_RH)
+            timers.experts += time.perf_counter() - start
+            if 0 < number < len(plan.waves):
+                ticket = self._transfers.fetch(plan.waves[number])
+        return rows_RH
+
+
+class _Plan:
+    """What this device does in one layer-step: experts ready in slots, then waves of fetches."""
+
+    def __init__(self) -> None:
+        self.ready: dict[int, int] = {}
+        self.waves: list[list[Request]] = []
+
+    def stage(self, cached: list[Request], layer: int, uncached: Sequence[int], staging: range) -> None:
+        """The first wave fills cache slots and as many staging slots as there are; the rest follows in waves."""
+        size = len(staging)
+        chunks = [
+            [Request(layer, e, s) for e, s in zip(uncached[at : at + size], staging, strict=False)]
+            for at in range(0, len(uncached), size)
+        ]
+        first = cached + (chunks[0] if chunks else [])
+        self.waves = [wave for wave in [first, *chunks[1:]] if wave]
+
+    def bypass(self, layer: int, book: CacheBook, experts: Ints, staging: range) -> None:
+        """Use what the cache holds, bring the rest through staging, and leave the cache as it is."""
+        slots = {int(e): book.slot_of(layer, int(e)) for e in experts}
+        self.ready = {expert: slot for expert, slot in slots.items() if slot is not None}
+        self.stage([], layer, [expert for expert, slot in slots.items() if slot is None], staging)
+
+
+class StockKernel:
+    """The model's own expert arithmetic, over slots, and its own order of reduction."""
+
+    def __init__(self, module: torch.nn.Module, pool: SlotPool) -> None:
+        self._module: Any = module
+        self._forward: Callable[..., torch.Tensor] = module.forward
+        # The loop over experts ("eager") adds contributions one by one in ascending expert id, rows slot by slot; the
+        # grouped kernels sum over a token's slots at once, rows token by token.
+        implementation = getattr(getattr(module, "config", None), "_experts_implementation", None)
+        self._one_by_one = implementation in (None, "eager")
+        module.num_experts = pool.slots  # type: ignore[assignment]  # a plain int on these modules
+        for name, parameter in pool.parameters.items():
+            module._parameters[name] = parameter
+
+    def rows(self, hidden_TH: torch.Tensor, ids_TK: Ints, slot_of: dict[int, int], rows_RH: torch.Tensor) -> None:
+        """Fill ``rows_RH`` (row t·K + k) where expert ids_TK[t, k] is in ``slot_of``; unweighted outputs."""
+        if not slot_of:
+            return
+        lookup = np.full(int(ids_TK.max(initial=0)) + 2, -1, np.int64)
+        for expert, slot in slot_of.items():
+            lookup[expert] = slot
+        slots_TK = lookup[ids_TK]  # −1 wraps to the last entry, which is −1
+        width = ids_TK.shape[1]
+        if self._one_by_one:
+            at_k, at_t = np.nonzero(slots_TK.T >= 0)
+        else:
+            at_t, at_k = np.nonzero(slots_TK >= 0)
+        device = hidden_TH.device
+        rows = torch.from_numpy(at_t * width + at_k).to(device)
+        slots = torch.from_numpy(slots_TK[at_t, at_k]).to(device)
+        taken = hidden_TH[torch.from_numpy(at_t).to(device)]
+        ones = torch.ones((len(at_t), 1), dtype=hidden_TH.dtype, device=device)
+        rows_RH[rows] = self._forward(taken, slots[:, None], ones)
+
+    def reduce(self, rows_RH: torch.Tensor, weights_TK: torch.Tensor, ids_TK: Ints) -> torch.Tensor:
+        """[T, H]: the weighted sum over every token's slots."""
+        tokens, width = ids_TK.shape
+        rows_TKH = rows_RH.view(tokens, width, -1)
+        if not self._one_by_one:
+            return (rows_TKH * weights_TK[..., None]).sum(dim=1).to(rows_RH.dtype)
+        # Empty slots go last, where adding their zero changes nothing.
+        order_TK = torch.from_numpy(np.where(ids_TK < 0, np.iinfo(np.int64).max, ids_TK).argsort(1, kind="stable"))
+        order_TK = order_TK.to(rows_RH.device)
+        total_TH = torch.zeros_like(rows_TKH[:, 0])
+        for k in range(width):
+            at = order_TK[:, k : k + 1]
+            row_TH = rows_TKH.gather(1, at[..., None].expand(-1, -1, rows_TKH.shape[-1]))[:, 0]
+            total_TH += (row_TH * weights_TK.gather(1, at)).to(total_TH.dtype)
+        return total_TH
+
+
+def _merge_weights(own_TK: Ints, routed: Routed, top_k_weights: torch.Tensor) -> torch.Tensor:
+    """The router's own weights, bit for bit, for tokens whose ids are unchanged; the policy's for the others."""
+    changed_T = (routed.topk_ids_TK != own_TK).any(1)
+    if not changed_T.any():
+        return top_k_weights
+    device = top_k_weights.device
+    ours_TK = torch.from_numpy(routed.topk_weights_TK).to(device=device, dtype=top_k_weights.dtype)
+    return torch.where(torch.from_numpy(changed_T).to(device)[:, None], ours_TK, top_k_weights)

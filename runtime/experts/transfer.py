@@ -1,0 +1,195 @@
+"""Fetching experts into slots, beside the computation: checkpoint or host memory → staging → slot.
+
+One worker thread issues the reads in the order asked, so that n fetches cost n times one, which is what the cost model
+says, and queues the device copies on a stream of their own. All waiting and retrying is in here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from probes.backend import Backend, Event
+from probes.disk import DirectFile
+from probes.errors import CaeeError, RunError
+from probes.records import LinkMode
+from runtime.experts.index import ExpertIndex, Piece
+from runtime.experts.pool import SlotPool
+
+STAGING_BUFFERS = 4
+"""Reads may run this far ahead of the device copies that empty the buffers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Bring ``expert`` of MoE layer ``layer`` into ``slot``."""
+
+    layer: int
+    expert: int
+    slot: int
+
+
+Deliver = Callable[[tuple[Piece, ...], torch.Tensor], None]
+
+
+class ExpertSource(Protocol):
+    """Where experts lie while they are not on the device."""
+
+    mode: LinkMode | None
+    reason: str | None
+
+    def deliver(self, layer: int, expert: int, staging: torch.Tensor, deliver: Deliver) -> None:
+        """Hand each span of the expert's bytes to ``deliver``; ``staging`` may be used until this returns.
+
+        Called from the worker thread only. Raises a ``CaeeError`` where the bytes cannot be had.
+        """
+
+    def staging_bytes(self) -> int: ...
+
+    def close(self) -> None: ...
+
+
+class DiskSource:
+    """Experts read from the checkpoint's files at every fetch, past the page cache where that is possible."""
+
+    def __init__(self, index: ExpertIndex) -> None:
+        self._reads = index.reads
+        paths = {read.path for layer in index.reads for expert in layer for read in expert}
+        self._files: dict[Path, DirectFile] = {path: DirectFile(path) for path in sorted(paths)}
+        any_file = next(iter(self._files.values()))
+        self.mode: LinkMode | None = any_file.mode
+        self.reason = any_file.reason
+
+    def deliver(self, layer: int, expert: int, staging: torch.Tensor, deliver: Deliver) -> None:
+        start = 0
+        for read in self._reads[layer][expert]:
+            file = self._files[read.path]
+            span = file.span_bytes(read.offset, read.size_bytes)
+            deliver(read.pieces, file.read_into(read.offset, read.size_bytes, staging[start : start + span]))
+            start += span
+
+    def staging_bytes(self) -> int:
+        return max(
+            sum(self._files[read.path].span_bytes(read.offset, read.size_bytes) for read in expert)
+            for layer in self._reads
+            for expert in layer
+        )
+
+    def close(self) -> None:
+        for file in self._files.values():
+            file.close()
+
+
+class HostSource:
+    """Experts kept in (pinned) host memory, read there once from the checkpoint."""
+
+    def __init__(self, index: ExpertIndex, backend: Backend, mine: Sequence[tuple[int, int]]) -> None:
+        """``mine``: the (layer, expert) pairs that this device may fetch."""
+        self._pieces: dict[tuple[int, int], list[tuple[tuple[Piece, ...], torch.Tensor]]] = {}
+        disk = DiskSource(index)
+        try:
+            staging = backend.host_buffer(disk.staging_bytes(), pinned=False)
+            for layer, expert in mine:
+                kept: list[tuple[tuple[Piece, ...], torch.Tensor]] = []
+
+                def keep(pieces: tuple[Piece, ...], data: torch.Tensor, kept: list[object] = kept) -> None:  # type: ignore[assignment]  # binds the loop's list
+                    buffer = backend.host_buffer(data.numel(), pinned=True)
+                    buffer.copy_(data)
+                    kept.append((pieces, buffer))
+
+                disk.deliver(layer, expert, staging, keep)
+                self._pieces[layer, expert] = kept
+        finally:
+            disk.close()
+        self.mode: LinkMode | None = None if backend.device.type == "cpu" else LinkMode.PINNED
+        self.reason: str | None = None
+
+    def deliver(self, layer: int, expert: int, staging: torch.Tensor, deliver: Deliver) -> None:
+        for pieces, data in self._pieces[layer, expert]:
+            deliver(pieces, data)
+
+    def staging_bytes(self) -> int:
+        return 1
+
+    def close(self) -> None:
+        self._pieces.clear()
+
+
+class Ticket:
+    """A batch of fetches under way."""
+
+    def __init__(self, future: Future[Event | None]) -> None:
+        self._future = future
+
+    def wait(self) -> None:
+        """Make the current stream wait until all are in their slots. Raises what went wrong, after one retry."""
+        event = self._future.result()
+        if event is not None:
+            event.wait()
+
+
+class TransferEngine:
+    """Fills slots of ``pool`` from ``source``. One instance per device; not to be shared between threads."""
+
+    def __init__(self, backend: Backend, source: ExpertSource, pool: SlotPool) -> None:
+        self._backend = backend
+        self._source = source
+        self._pool = pool
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="expert-transfer")
+        self._stream = backend.new_stream()
+        size = source.staging_bytes()
+        self._staging = [backend.host_buffer(size, pinned=True) for _ in range(STAGING_BUFFERS)]
+        self._emptied: list[Event | None] = [None] * STAGING_BUFFERS
+        self._next = 0
+
+    def fetch(self, requests: Sequence[Request]) -> Ticket:
+        """Start fetching in the order given. The slots must not be used before the ticket's ``wait`` returned."""
+        # What was computed so far may still read the slots that are about to be overwritten.
+        computed = self._backend.record() if requests else None
+        return Ticket(self._worker.submit(self._run, tuple(requests), computed))
+
+    def close(self) -> None:
+        """Wait for what is under way and release the source."""
+        self._worker.shutdown(wait=True)
+        self._source.close()
+
+    def _run(self, requests: tuple[Request, ...], computed: Event | None) -> Event | None:
+        if not requests or computed is None:
+            return None
+        with self._backend.use(self._stream):
+            computed.wait()
+            for request in requests:
+                self._fetch_one(request)
+            return self._backend.record()
+
+    def _fetch_one(self, request: Request) -> None:
+        try:
+            self._deliver(request)
+        except CaeeError:
+            # One retry: a read that was cut short or failed once often succeeds; twice means damage.
+            try:
+                self._deliver(request)
+            except CaeeError as error:
+                raise RunError(
+                    f"fetching expert {request.expert} of MoE layer {request.layer} failed twice: {error.message}",
+                    hint=error.hint,
+                ) from error
+
+    def _deliver(self, request: Request) -> None:
+        at = self._next
+        self._next = (at + 1) % STAGING_BUFFERS
+        emptied = self._emptied[at]
+        if emptied is not None:
+            emptied.synchronize()
+        self._source.deliver(
+            request.layer,
+            request.expert,
+            self._staging[at],
+            lambda pieces, data: self._pool.write(request.slot, pieces, data),
+        )
+        self._emptied[at] = self._backend.record()

@@ -1,0 +1,93 @@
+"""Starting one process per device through torch's elastic launcher, and making one clear error of what goes wrong.
+
+Under ``torchrun`` (one host or several) the processes exist already and run the same program; nothing is started then.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from probes.errors import CaeeError, Interrupted, RunError
+from runtime.parallel import PeerLost
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one rank brings home: a value, or the error that ended it."""
+
+    value: Any = None
+    error: CaeeError | None = None
+
+
+def started_by_torchrun() -> bool:
+    """Whether this process is already one rank of several."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def launch(program: Callable[[Any], Any], argument: Any, *, processes: int) -> Any:
+    """Run ``program(argument)`` on ``processes`` ranks and return rank 0's value.
+
+    Raises the root cause of a failure: a rank's own error before another's complaint that a peer is gone.
+    """
+    if processes == 1:
+        return program(argument)
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=processes,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=0,
+        monitor_interval=0.1,
+        start_method="spawn",
+    )
+    try:
+        outcomes = elastic_launch(config, _guarded)(program, argument)
+    except ChildFailedError as error:
+        raise _died(error) from error
+    except (SignalException, KeyboardInterrupt) as error:
+        raise Interrupted("interrupted; the run was stopped and nothing of it was stored") from error
+    return _first_value([outcomes[rank] for rank in sorted(outcomes)])
+
+
+def _guarded(program: Callable[[Any], Any], argument: Any) -> Outcome:
+    # The launcher's parent handles Ctrl-C and ends the ranks; they must not each print a traceback.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        return Outcome(value=program(argument))
+    except CaeeError as error:
+        return Outcome(error=error)
+    except Exception as error:
+        if os.environ.get("CAEE_DEBUG") == "1":
+            raise
+        return Outcome(error=RunError(f"unexpected {type(error).__name__}: {str(error).strip()[:300]}"))
+
+
+def _first_value(outcomes: list[Outcome]) -> Any:
+    errors = [outcome.error for outcome in outcomes if outcome.error is not None]
+    if errors:
+        raise next((e for e in errors if not isinstance(e, PeerLost)), errors[0])
+    return outcomes[0].value
+
+
+def _died(error: Any) -> RunError:
+    rank, failure = min(error.failures.items(), key=lambda item: item[1].timestamp)
+    code = failure.exitcode
+    how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+    return RunError(
+        f"rank {rank} {how}; the run was stopped on all ranks and nothing of it was stored",
+        hint="SIGKILL mostly means out of memory: see dmesg, or give a smaller --batch-size or --cache-experts",
+    )

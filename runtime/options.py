@@ -1,0 +1,137 @@
+"""What a live run is asked to do, checked before anything is loaded."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from probes.errors import CheckpointError, UsageError
+from probes.records import Calibration
+from runtime.policy.types import PolicySpec
+
+TIERS = ("device", "host", "disk")
+PHASES = ("all", "decode", "prefill")
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+STAGING_SLOTS = 8
+"""Experts beyond the cache that one wave can hold; more run in further waves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunOptions:
+    """One live run. ``pairs`` None: as many interleaved pairs as fit ``seconds_for_pairs``.
+
+    ``cache_experts``: cached experts per device over all layers; None: half of the device's own. ``phases``: where the
+    policy applies; None: everywhere when offloading, decode alone on-device. ``held_out`` None: no quality measured.
+    """
+
+    model: Path
+    device_kind: str
+    devices: int
+    tier: str
+    policy: PolicySpec
+    cache: str
+    prompts: tuple[str, ...]
+    held_out: str | None
+    calibration: Calibration | None
+    cache_experts: int | None = None
+    batch_size: int = 8
+    max_new_tokens: int = 48
+    pairs: int | None = None
+    seconds_for_pairs: float = 25.0
+    quality_sequences: int = 32
+    quality_tokens: int = 96
+    phases: str | None = None
+    dtype: str = "auto"
+    seed: int = 0
+    check_ranks: bool = False
+    progress_file: Path | None = None
+
+    def __post_init__(self) -> None:
+        for name, value, allowed in (
+            ("tier", self.tier, TIERS),
+            ("dtype", self.dtype, DTYPES),
+            ("phases", self.phases or "all", PHASES),
+        ):
+            if value not in allowed:
+                raise UsageError(f"--{name} {value} is unknown", hint=f"choose one of {', '.join(allowed)}")
+        for name, number, least in (
+            ("batch-size", self.batch_size, 1),
+            ("max-new-tokens", self.max_new_tokens, 2),
+            ("pairs", 1 if self.pairs is None else self.pairs, 1),
+            ("cache-experts", 1 if self.cache_experts is None else self.cache_experts, 1),
+            ("devices", self.devices, 1),
+        ):
+            if number < least:
+                raise UsageError(f"--{name} {number} is too small", hint=f"give at least {least}")
+        if not self.prompts:
+            raise UsageError("there is no prompt", hint="give a file with one prompt per line: --prompts FILE")
+
+    @property
+    def offloading(self) -> bool:
+        return self.tier != "device"
+
+    def applies(self, phase: str) -> bool:
+        """Whether the policy applies in ``prefill`` or ``decode``."""
+        chosen = self.phases or ("all" if self.offloading else "decode")
+        return chosen in ("all", phase)
+
+
+def resolve_model(name: str) -> Path:
+    """The folder of a local model or of a Hugging Face id (downloaded once into its cache).
+
+    Raises ``CheckpointError`` where there is none.
+    """
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", name) is None or folder.exists():
+        raise CheckpointError(
+            f"there is no model folder {name}", hint="give a local folder or a Hugging Face id such as org/name"
+        )
+    return _download(name)
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    patterns = ["*.json", "*.safetensors", "tokenizer*", "*.model", "*.txt"]
+    try:
+        return Path(snapshot_download(name, allow_patterns=patterns))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        raise CheckpointError(
+            f"{name} is neither a local folder nor a model that can be downloaded: {str(error).splitlines()[0]}",
+            hint="check the name, or download the model elsewhere and give its folder",
+        ) from error
+
+
+def choose_devices(text: str | None) -> tuple[str, int]:
+    """Kind and number of ``KIND:COUNT``; without it all GPUs, or 2 to 4 CPU ranks. Raises ``UsageError``."""
+    import torch
+
+    if text is None:
+        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        return ("cuda", gpus) if gpus else ("cpu", min(4, max(2, len(os.sched_getaffinity(0)))))
+    match = re.fullmatch(r"(cpu|cuda|xpu)(?::(\d+))?", text)
+    if match is None or match[2] == "0":
+        raise UsageError(f"--devices {text} is not understood", hint="write for example cpu:2 or cuda:4")
+    return match[1], int(match[2] or 1)
+
+
+def read_text(path: Path) -> str:
+    """A UTF-8 text file. Raises ``UsageError``."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"cannot read {path}: {error}", hint="give a UTF-8 text file") from error
+
+
+def read_prompts(path: Path) -> tuple[str, ...]:
+    """One prompt per non-empty line of a UTF-8 text file. Raises ``UsageError``."""
+    text = read_text(path)
+    prompts = tuple(line for line in text.splitlines() if line.strip())
+    if not prompts:
+        raise UsageError(f"{path} holds no prompt", hint="write one prompt per line")
+    return prompts

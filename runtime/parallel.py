@@ -1,0 +1,104 @@
+"""Expert parallelism over torch.distributed: who holds which expert, and the few exchanges between ranks.
+
+One process per device; gloo on CPUs, NCCL on GPUs. ``runtime.launch`` starts the processes through torch's elastic
+launcher; under ``torchrun``, on one host or several, the same program joins what torchrun set up.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from probes.errors import RunError
+from runtime.policy.types import Ints
+
+JOIN_TIMEOUT = datetime.timedelta(seconds=25)
+"""How long ranks wait for each other, when they join and in every exchange, before they give up."""
+
+
+def contiguous_placement(num_experts: int, devices: int) -> Ints:
+    """[N] device of every expert: d = e·D // N, in every layer."""
+    return np.arange(num_experts, dtype=np.int64) * devices // num_experts
+
+
+class PeerLost(RunError):
+    """An exchange failed because another rank ended; that rank's own error is the one to show."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """This process among all. With one rank every exchange is a no-op, and torch.distributed is not needed."""
+
+    rank: int
+    world: int
+
+    def sum_(self, tensor: torch.Tensor) -> None:
+        """Add ``tensor`` up over all ranks, in place. Raises ``RunError`` where a rank is gone."""
+        if self.world == 1:
+            return
+        try:
+            dist.all_reduce(tensor)
+        except (RuntimeError, dist.DistBackendError) as error:
+            raise _lost(error) from error
+
+    def barrier(self) -> None:
+        """Wait for all ranks."""
+        self.sum_(torch.zeros(1))
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's ``value``, by rank, on every rank."""
+        if self.world == 1:
+            return [value]
+        values: list[Any] = [None] * self.world
+        try:
+            dist.all_gather_object(values, value)
+        except (RuntimeError, dist.DistBackendError) as error:
+            raise _lost(error) from error
+        return values
+
+    def from_first(self, value: Any) -> Any:
+        """Rank 0's ``value``, on every rank."""
+        if self.world == 1:
+            return value
+        box = [value]
+        try:
+            dist.broadcast_object_list(box, src=0)
+        except (RuntimeError, dist.DistBackendError) as error:
+            raise _lost(error) from error
+        return box[0]
+
+
+def join(device_kind: str) -> Ranks:
+    """Join the process group that the environment (elastic launcher, torchrun) describes; alone without one."""
+    world = int(os.environ.get("WORLD_SIZE", "1"))
+    if world == 1:
+        return Ranks(rank=0, world=1)
+    # gloo beside NCCL: objects and control flags travel over the CPU.
+    backend = "gloo" if device_kind == "cpu" else f"cpu:gloo,{device_kind}:nccl"
+    try:
+        dist.init_process_group(backend, timeout=JOIN_TIMEOUT)
+    except (RuntimeError, ValueError, dist.DistError) as error:
+        raise RunError(
+            f"this rank could not join the other {world - 1}: {str(error).splitlines()[0]}",
+            hint="start all ranks within 25 s, with the same master address and a free port",
+        ) from error
+    return Ranks(rank=dist.get_rank(), world=dist.get_world_size())
+
+
+def leave(ranks: Ranks) -> None:
+    """Leave the process group."""
+    if ranks.world > 1 and dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _lost(error: BaseException) -> PeerLost:
+    return PeerLost(
+        f"an exchange between the ranks failed: {str(error).splitlines()[0][:200]}",
+        hint="another rank probably ended; its own message says why",
+    )

@@ -1,0 +1,76 @@
+"""What a policy costs in quality, measured in the shape of decoding.
+
+Held-out sequences are teacher-forced in lockstep, one token per sequence per step, on the policy's own evolving caches.
+A forward over whole sequences would make nearly every expert mandatory and measure nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from runtime.engine import LockstepModel
+from runtime.policy.types import Policy
+from runtime.statistics import mean_difference_interval
+from store.records import Quality
+
+
+@torch.inference_mode()
+def measure_quality(
+    model: LockstepModel,
+    sequences: Sequence[Sequence[int]],
+    baseline: Policy,
+    policy: Policy,
+    *,
+    batch_size: int,
+    seed: int,
+    on_batch: Callable[[], None] = lambda: None,
+) -> Quality:
+    """Loss of both, KL(baseline ‖ policy) and agreement of the most likely token, over equally long ``sequences``.
+
+    The baseline's forward bypasses the caches, so that they evolve as they would with the policy alone.
+    """
+    nll_baseline, nll_policy, divergence, agreement = [], [], [], []
+    for start in range(0, len(sequences), batch_size):
+        ids = torch.tensor([list(s) for s in sequences[start : start + batch_size]], device=model.device)
+        ours, theirs = model.begin(), model.begin()
+        mask = torch.zeros_like(ids[:, :0])
+        # Per step [B] each; gathered to [steps, B].
+        rows: list[tuple[torch.Tensor, ...]] = []
+        for position in range(ids.shape[1] - 1):
+            mask = torch.cat([mask, mask.new_ones((len(ids), 1))], 1)
+            token = ids[:, position : position + 1]
+            expected, _ = model.step(token, mask, theirs, baseline, prefill=False, bypass_cache=True)
+            actual, _ = model.step(token, mask, ours, policy, prefill=False)
+            rows.append(_compare(expected, actual, ids[:, position + 1]))
+        for target, column in zip(
+            (nll_baseline, nll_policy, divergence, agreement), zip(*rows, strict=True), strict=True
+        ):
+            target.append(torch.stack(column).mean(0).double().cpu().numpy())
+        on_batch()
+    baseline_B, policy_B = np.concatenate(nll_baseline), np.concatenate(nll_policy)
+    difference = float((policy_B - baseline_B).mean())
+    return Quality(
+        nll_baseline=float(baseline_B.mean()),
+        nll_policy=float(policy_B.mean()),
+        nll_difference_ci95=mean_difference_interval(policy_B - baseline_B, seed=seed),
+        perplexity_ratio=math.exp(difference),
+        mean_kl=float(np.concatenate(divergence).mean()),
+        top1_agreement=float(np.concatenate(agreement).mean()),
+        tokens=sum(len(s) - 1 for s in sequences),
+        sequences=len(sequences),
+    )
+
+
+def _compare(expected_BV: torch.Tensor, actual_BV: torch.Tensor, next_B: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """(nll of baseline, nll of policy, KL, agreement), each [B]."""
+    expected = expected_BV.float().log_softmax(-1)
+    actual = actual_BV.float().log_softmax(-1)
+    nll_expected = -expected.gather(1, next_B[:, None])[:, 0]
+    nll_actual = -actual.gather(1, next_B[:, None])[:, 0]
+    divergence = (expected.exp() * (expected - actual)).sum(-1)
+    same = (expected.argmax(-1) == actual.argmax(-1)).float()
+    return nll_expected, nll_actual, divergence, same

@@ -1,0 +1,76 @@
+"""What one pass did, layer by layer and step by step: the numbers that the run's record is made of.
+
+Shape legend: S steps, L MoE layers, D devices.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+Counts = npt.NDArray[np.int32]
+
+
+@dataclass(slots=True)
+class LayerStep:
+    """One layer of one forward pass. ``misses_before_D``: what the router's own choice would have fetched."""
+
+    layer: int
+    misses_before_D: Counts
+    misses_after_D: Counts
+    dispatched_D: Counts
+    removed: int
+    rerouted_slots: int
+    importance_highest: float
+    importance_lowest: float
+    fell_back: bool
+
+
+@dataclass(slots=True)
+class Timers:
+    """Seconds spent in the MoE layers of one forward pass on this rank, by where they went."""
+
+    decide: float = 0.0
+    fetch_wait: float = 0.0
+    experts: float = 0.0
+    exchange: float = 0.0
+
+
+@dataclass(slots=True)
+class StepRecord:
+    """One forward pass of the model. ``tokens``: real tokens in it."""
+
+    tokens: int
+    prefill: bool
+    layers: list[LayerStep] = field(default_factory=list)
+    timers: Timers = field(default_factory=Timers)
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class PassRecord:
+    """One pass over one batch: prefill, then decode steps. ``token_ids``: [sequences][new tokens]."""
+
+    ttft_seconds: float
+    tpot_seconds: float
+    token_ids: list[list[int]]
+    steps: list[StepRecord]
+
+    def decode_steps(self) -> list[StepRecord]:
+        return [step for step in self.steps if not step.prefill]
+
+    def decode_misses(self, *, before: bool = False) -> Counts:
+        """[S, L, D] paid fetches of the decode steps."""
+        return np.array(
+            [
+                [layer.misses_before_D if before else layer.misses_after_D for layer in step.layers]
+                for step in self.decode_steps()
+            ],
+            np.int32,
+        )
+
+    def decode_dispatched(self) -> Counts:
+        """[S, L, D] dispatched experts of the decode steps, fetched or not."""
+        return np.array([[layer.dispatched_D for layer in step.layers] for step in self.decode_steps()], np.int32)

@@ -1,0 +1,41 @@
+"""Medians and intervals of what was measured: bootstrap, seeded, so that the same samples give the same interval."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from store.records import Estimate, Ratio
+
+RESAMPLES = 2000
+
+
+def estimate(samples: Sequence[float], *, seed: int) -> Estimate:
+    """Median of ``samples`` with its 95 % percentile bootstrap interval."""
+    values = np.asarray(samples, np.float64)
+    medians = np.median(_resampled(values, seed), axis=1)
+    return Estimate(median=float(np.median(values)), ci95=_middle(medians), samples=tuple(map(float, values)))
+
+
+def paired_ratio(baseline: Sequence[float], treated: Sequence[float], *, seed: int) -> Ratio:
+    """Median over pairs of treated ÷ baseline, with its 95 % bootstrap interval over pairs."""
+    ratios = np.asarray(treated, np.float64) / np.asarray(baseline, np.float64)
+    medians = np.median(_resampled(ratios, seed), axis=1)
+    return Ratio(ratio=float(np.median(ratios)), ci95=_middle(medians))
+
+
+def mean_difference_interval(differences: npt.NDArray[np.float64], *, seed: int) -> tuple[float, float]:
+    """95 % bootstrap interval of the mean of paired ``differences``."""
+    return _middle(_resampled(differences, seed).mean(axis=1))
+
+
+def _resampled(values: npt.NDArray[np.float64], seed: int) -> npt.NDArray[np.float64]:
+    generator = np.random.default_rng(seed)
+    return values[generator.integers(0, len(values), (RESAMPLES, len(values)))]
+
+
+def _middle(statistics: npt.NDArray[np.float64]) -> tuple[float, float]:
+    low, high = np.percentile(statistics, [2.5, 97.5])
+    return float(low), float(high)

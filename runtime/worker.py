@@ -1,0 +1,304 @@
+"""The program of one rank: load, warm up, run interleaved pairs, measure quality.
+
+All ranks run it in step. What they return is the same everywhere except for the clocks; rank 0's is kept.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from probes.backend import TorchBackend
+from probes.errors import DeviceError, RunError
+from runtime.cache import CacheBook, parse_cache
+from runtime.cost import link_groups_of, picoseconds, seconds_per_expert
+from runtime.engine import LockstepModel, Phases, generate
+from runtime.execution import ExpertExecution, Layout
+from runtime.experts.index import ExpertIndex, index_experts
+from runtime.experts.pool import SlotPool
+from runtime.experts.transfer import DiskSource, ExpertSource, HostSource, TransferEngine
+from runtime.models.load import LoadedModel, load_without_experts, read_config, resolve_dtype
+from runtime.options import STAGING_SLOTS, RunOptions
+from runtime.parallel import Ranks, contiguous_placement, join, leave
+from runtime.policy.make import make_policy
+from runtime.policy.spec import parse_policy
+from runtime.policy.types import Policy
+from runtime.quality import measure_quality
+from runtime.recording import PassRecord
+from store.records import Quality
+
+PAIRS = (5, 24)
+"""Fewest and most interleaved pairs when their number follows from the time."""
+
+
+@dataclass(slots=True, kw_only=True)
+class RankReport:
+    """What rank 0 brings home. ``baseline`` and ``treated``: one pass each per pair, by rank; rank 0's clock counts."""
+
+    family: str
+    dtype: str
+    top_k: int
+    num_experts: int
+    moe_layers: int
+    layer_numbers: tuple[int, ...]
+    expert_bytes: int
+    cache_experts: int
+    experts_per_device: int
+    read_mode: str | None
+    read_reason: str | None
+    batch_size: int
+    policy: Policy
+    seconds_per_expert: tuple[float, ...] | None
+    baseline: list[list[PassRecord]]
+    treated: list[list[PassRecord]]
+    quality: Quality | None
+    prompt_texts: tuple[str, ...]
+    baseline_texts: tuple[str, ...]
+    treated_texts: tuple[str, ...]
+
+
+def run_rank(options: RunOptions) -> RankReport:
+    """Join the other ranks and do the whole run. Raises a ``CaeeError``."""
+    ranks = join(options.device_kind)
+    if ranks.world != options.devices:
+        raise RunError(
+            f"{ranks.world} ranks were started for {options.devices} devices",
+            hint=f"give --devices {options.device_kind}:{ranks.world}, or start as many ranks as devices",
+        )
+    # Costs decide, so they must be the same on hosts whose stores differ.
+    options = replace(options, calibration=ranks.from_first(options.calibration))
+    session = _Session(options, ranks)
+    try:
+        return session.run()
+    finally:
+        session.close()
+        leave(ranks)
+
+
+class _Session:
+    """One rank's loaded model and everything around it."""
+
+    def __init__(self, options: RunOptions, ranks: Ranks) -> None:
+        self.options = options
+        self.ranks = ranks
+        self.device = _device(options.device_kind)
+        if self.device.type == "cpu":
+            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks.world))
+        self.index: ExpertIndex = index_experts(options.model)
+        dtype = resolve_dtype(options.dtype, read_config(options.model), self.device)
+        self.loaded: LoadedModel = load_without_experts(options.model, self.index, dtype=dtype, device=self.device)
+        self.dtype = dtype
+        self.placement_N = contiguous_placement(self.index.num_experts, ranks.world)
+        self.mine = np.flatnonzero(self.placement_N == ranks.rank)
+        self.costs, self.layout = self._layout()
+        self.backend = TorchBackend(self.device)
+        slots = self.layout.cache_slots + self.layout.staging_slots
+        self.pool = SlotPool(self.loaded.expert_shapes, slots=slots, dtype=dtype, device=self.device)
+        self.pool.check(piece for layer in self.index.reads for read in layer[0] for piece in read.pieces)
+        self.source: ExpertSource = self._source()
+        self.transfers = TransferEngine(self.backend, self.source, self.pool)
+        books = [
+            CacheBook(
+                parse_cache(options.cache), self.layout.cache_slots, len(self.index.reads), self.index.num_experts
+            )
+            for _ in range(ranks.world)
+        ]
+        self.execution = ExpertExecution(self.loaded, self.pool, self.transfers, books, self.layout, ranks)
+        self.model = LockstepModel(self.loaded, self.execution, self.device)
+        self.router = make_policy(parse_policy("router"), offloading=options.offloading)
+        self.progress = _Progress(options, ranks)
+
+    def close(self) -> None:
+        self.transfers.close()
+
+    def run(self) -> RankReport:
+        options = self.options
+        batches = self._batches()
+        if not options.offloading:
+            self.execution.fill_caches()
+        warm = self._pass(batches[0], self.router)
+        policy = self._policy()
+        snapshot = self.execution.snapshot()
+        # What compiles or allocates on first use must not count: a short pass each.
+        self._pass(batches[0], policy, new_tokens=4)
+        self.execution.restore(snapshot)
+        pairs = self._pairs(warm)
+        self.progress.expect(pairs, quality=options.held_out is not None)
+        baseline: list[PassRecord] = []
+        treated: list[PassRecord] = []
+        for pair in range(pairs):
+            batch = batches[pair % len(batches)]
+            # The order within a pair alternates, so that drift does not look like an effect.
+            order = ((baseline, self.router), (treated, policy))
+            for records, chosen in order if pair % 2 == 0 else order[::-1]:
+                self.execution.restore(snapshot)
+                records.append(self._pass(batch, chosen))
+                self.progress.advance()
+        self.execution.restore(snapshot)
+        quality = self._quality(policy)
+        decode = self.loaded.tokenizer.decode
+        return RankReport(
+            family=self.loaded.family,
+            dtype=str(self.dtype).removeprefix("torch."),
+            top_k=self.execution.top_k,
+            num_experts=self.index.num_experts,
+            moe_layers=len(self.index.reads),
+            layer_numbers=self.index.layer_numbers,
+            expert_bytes=self.index.expert_bytes,
+            cache_experts=self.layout.cache_slots,
+            experts_per_device=int(np.bincount(self.placement_N).max()) * len(self.index.reads),
+            read_mode=None if self.source.mode is None else str(self.source.mode),
+            read_reason=self.source.reason,
+            batch_size=len(batches[0]),
+            policy=policy,
+            seconds_per_expert=self.costs,
+            baseline=self.ranks.gather(baseline),
+            treated=self.ranks.gather(treated),
+            quality=quality,
+            prompt_texts=tuple(decode(ids) for ids in batches[0]),
+            baseline_texts=tuple(decode(ids) for ids in baseline[0].token_ids),
+            treated_texts=tuple(decode(ids) for ids in treated[0].token_ids),
+        )
+
+    def _layout(self) -> tuple[tuple[float, ...] | None, Layout]:
+        options, world, layers = self.options, self.ranks.world, len(self.index.reads)
+        own = int(np.bincount(self.placement_N, minlength=world).max()) * layers
+        wanted = own if not options.offloading else (options.cache_experts or max(1, own // 2))
+        costs = None
+        groups = link_groups_of(None, options.tier)
+        if options.calibration is not None:
+            costs = seconds_per_expert(options.calibration, options.tier, world, self.index.expert_bytes)
+            groups = link_groups_of(options.calibration, options.tier)
+        # Without a calibration all experts cost the same: policies only compare costs.
+        per_device = picoseconds(costs if costs is not None else (1e-3,) * world)
+        return costs, Layout(
+            placement_N=self.placement_N,
+            devices=world,
+            cost_N=per_device[self.placement_N],
+            groups=groups,
+            cache_slots=min(wanted, own),
+            staging_slots=min(STAGING_SLOTS, self.index.num_experts),
+            offloading=options.offloading,
+        )
+
+    def _source(self) -> ExpertSource:
+        if self.options.tier == "host":
+            mine = [(layer, int(e)) for layer in range(len(self.index.reads)) for e in self.mine]
+            return HostSource(self.index, self.backend, mine)
+        return DiskSource(self.index)
+
+    def _policy(self) -> Policy:
+        """The asked policy, with the model's own way of weighing where none was asked for."""
+        rule = self.execution.weight_rule()
+        spec = self.options.policy
+        return make_policy(
+            replace(
+                spec,
+                renormalize=spec.renormalize or rule.renormalize,
+                routed_scaling_factor=spec.routed_scaling_factor or rule.scaling,
+            ),
+            offloading=self.options.offloading,
+        )
+
+    def _batches(self) -> list[list[list[int]]]:
+        encode = self.loaded.tokenizer.encode
+        ids = [encode(prompt, add_special_tokens=False) or [0] for prompt in self.options.prompts]
+        size = min(self.options.batch_size, len(ids))
+        return [ids[at : at + size] for at in range(0, len(ids) - size + 1, size)]
+
+    def _pass(self, batch: Sequence[Sequence[int]], policy: Policy, *, new_tokens: int | None = None) -> PassRecord:
+        phases = Phases(
+            prefill=policy if self.options.applies("prefill") else self.router,
+            decode=policy if self.options.applies("decode") else self.router,
+        )
+        with _without_garbage_collection():
+            return generate(
+                self.model,
+                batch,
+                phases,
+                max_new_tokens=new_tokens or self.options.max_new_tokens,
+                pad_id=self.loaded.tokenizer.pad_token_id or 0,
+                ranks=self.ranks,
+            )
+
+    def _pairs(self, warm: PassRecord) -> int:
+        if self.options.pairs is not None:
+            return self.options.pairs
+        seconds = warm.ttft_seconds + warm.tpot_seconds * (self.options.max_new_tokens - 1)
+        pairs = min(max(int(self.options.seconds_for_pairs / (2 * seconds)), PAIRS[0]), PAIRS[1])
+        return int(self.ranks.from_first(pairs))
+
+    def _quality(self, policy: Policy) -> Quality | None:
+        if self.options.held_out is None:
+            return None
+        ids = self.loaded.tokenizer.encode(self.options.held_out, add_special_tokens=False)
+        length = self.options.quality_tokens
+        # Spread over the whole text: neighbouring passages are alike.
+        count = max(1, min(self.options.quality_sequences, len(ids) // length))
+        stride = max(length, len(ids) // count)
+        sequences = [ids[at : at + length] for at in range(0, stride * count, stride) if at + length <= len(ids)]
+        if not sequences:
+            sequences = [ids]
+        return measure_quality(
+            self.model,
+            sequences,
+            self.router,
+            policy,
+            batch_size=self.options.batch_size,
+            seed=self.options.seed,
+            on_batch=self.progress.advance,
+        )
+
+
+class _Progress:
+    """Writes how far rank 0 is to the file that the command shows as a bar; does nothing without one."""
+
+    def __init__(self, options: RunOptions, ranks: Ranks) -> None:
+        self._file = options.progress_file if ranks.rank == 0 else None
+        self._done = 0
+        self._total = 1
+        self._quality_batches = -(-options.quality_sequences // options.batch_size)
+
+    def expect(self, pairs: int, *, quality: bool) -> None:
+        self._total = 2 * pairs + (self._quality_batches if quality else 0)
+        self._write()
+
+    def advance(self) -> None:
+        self._done += 1
+        self._write()
+
+    def _write(self) -> None:
+        if self._file is not None:
+            self._file.write_text(json.dumps({"done": self._done, "total": self._total, "at": time.time()}))
+
+
+@contextlib.contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _device(kind: str) -> torch.device:
+    if kind == "cpu":
+        return torch.device("cpu")
+    module: Any = torch.get_device_module(kind)
+    local = int(os.environ.get("LOCAL_RANK", "0"))
+    if not module.is_available() or local >= module.device_count():
+        raise DeviceError(
+            f"{kind}:{local} is not available ({module.device_count()} devices)", hint="run `caee doctor` to see why"
+        )
+    module.set_device(local)
+    return torch.device(kind, local)

@@ -1,0 +1,26 @@
+"""The JSON document of a stored run, as other programs read it. Keys are kept stable and only added to."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from store.records import PassStatistics, RunRecord
+
+
+def run_document(record: RunRecord) -> dict[str, Any]:
+    """Schema ``caee.run/1``. Times in seconds, sizes in bytes; unknown is None."""
+    document = dataclasses.asdict(record)
+    document["policy"] = {"name": record.policy.name, **record.policy.parameters}
+    document["baseline"] = _pass(record.baseline)
+    document["with_policy"] = _pass(record.with_policy)
+    del document["gain_ttft"], document["gain_tpot"]
+    document["gain"] = {
+        name: {**dataclasses.asdict(ratio), "outside_noise": ratio.outside_noise}
+        for name, ratio in (("ttft", record.gain_ttft), ("tpot", record.gain_tpot))
+    }
+    return {"schema": "caee.run/1", **document}
+
+
+def _pass(statistics: PassStatistics) -> dict[str, Any]:
+    return dataclasses.asdict(statistics)
