@@ -7,8 +7,6 @@ import re
 from collections.abc import Sequence
 
 from reports.figures.card import Card
-from reports.html.render import shown
-from reports.info.table import Cell
 from reports.pages.page import Page
 
 MOST_ROWS = 40
@@ -42,7 +40,7 @@ def _figures(page: Page) -> list[str]:
     return [*_table(("", "before", "after", "change", "certainty"), rows), ""]
 
 
-def _bullets(title: str, items: tuple[str, ...]) -> list[str]:
+def _bullets(title: str, items: Sequence[str]) -> list[str]:
     return [f"**{title}**", "", *(f"- {escaped(item)}" for item in items), ""] if items else []
 
 
@@ -51,19 +49,20 @@ def _card(card: Card) -> list[str]:
     lines += [f"- {escaped(panel.alt)}" for panel in card.panels]
     if card.panels:
         lines.append("")
-    rows = card.table.rows
-    lines += _table([column.heading for column in card.table.columns], rows[:MOST_ROWS])
+    columns, rows = card.table.columns, card.table.rows
+    shown = [[column.shown(cell) for column, cell in zip(columns, row, strict=True)] for row in rows[:MOST_ROWS]]
+    lines += _table([column.title if column.scaled else column.heading for column in columns], shown)
     if len(rows) > MOST_ROWS:
         lines += ["", f"… {len(rows) - MOST_ROWS:,} more rows: caee report --format csv-dir writes them all."]
     return [*lines, ""]
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[Cell]]) -> list[str]:
+def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     def line(cells: Sequence[str]) -> str:
         return f"| {' | '.join(cells)} |"
 
     return [
         line([escaped(heading) for heading in headings]),
         line(["---"] * len(headings)),
-        *(line([escaped(shown(cell)) for cell in row]) for row in rows),
+        *(line([escaped(cell) for cell in row]) for row in rows),
     ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from reports.info.verdict import KeyFigure, Outcome, verdict_info
+from reports.info.verdict import KeyFigure, verdict_info
 from reports.pages.page import Page
 from store.records import RunRecord
 

@@ -67,7 +67,7 @@ def heat_card(info: BalanceInfo, noun: str) -> Card:
         key="layer-heat",
         title="All layers and devices",
         lede=(
-            f"Mean {noun} per decode step of every layer and device. Before and after share one scale; in the "
+            f"Mean {noun} per decode step, by the scale above each map. Before and after share one scale; in the "
             "difference, green is fewer and brown is more."
         ),
         table=_balance_table(info, noun),
@@ -134,8 +134,8 @@ def importance_card(info: ImportanceInfo) -> Card:
             Panel(
                 key="importance",
                 data=traces(
-                    _line("highest", theme.AFTER, info.layers, info.highest),
-                    _line("lowest", theme.BEFORE, info.layers, info.lowest),
+                    _line("highest", theme.BLUE, info.layers, info.highest),
+                    _line("lowest", theme.PALE_BLUE, info.layers, info.lowest),
                 ),
                 layout={
                     "height": 300,
@@ -198,13 +198,14 @@ def _heat_panel(
             "orientation": "h",
             "thickness": 10,
             "len": 1,
+            "x": 0.5,
             "y": 1.0,
             "yanchor": "bottom",
-            "x": 0.5,
+            "ypad": 6,
+            "xpad": 0,
             "outlinewidth": 0,
-            "tickfont": {"size": 11, "color": theme.MUTED},
             "nticks": 5,
-            "title": {"text": f"{noun} per step", "side": "top", "font": {"size": 11, "color": theme.MUTED}},
+            "tickfont": {"size": 11, "color": theme.MUTED},
         },
         **scale,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from reports.info.table import DataTable
@@ -65,6 +65,21 @@ class Section:
     key: str
     title: str
     cards: tuple[Card, ...]
+
+
+def paired(cards: Sequence[Card]) -> tuple[Card, ...]:
+    """Half-wide cards stand two in a row; one without a partner is made wide."""
+    found: list[Card] = []
+    waiting: Card | None = None
+    for card in cards:
+        if waiting is None and not card.wide:
+            waiting = card
+            continue
+        if waiting is not None:
+            found.append(replace(waiting, wide=True) if card.wide else waiting)
+        found.append(card)
+        waiting = None
+    return (*found, replace(waiting, wide=True)) if waiting else tuple(found)
 
 
 def traces(*made: Any) -> list[Any]:

@@ -13,12 +13,14 @@ from reports.info.costmodels import CostModelInfo
 from reports.info.table import DataTable, table
 from reports.info.words import percent
 
+_SI_DECADES = {"dtick": 1, "exponentformat": "SI", "minexponent": 0}
+
 
 def cost_models_card(models: tuple[CostModelInfo, ...]) -> Card:
     """One link at a time: samples and fit on logarithmic axes, and the residuals below."""
     fits = tuple(_fit_variant(model) for model in models)
     residuals = tuple(_residual_variant(model) for model in models)
-    size_axis = {"type": "log", "title": {"text": "size (bytes)"}, "exponentformat": "SI"}
+    size_axis = {"type": "log", "title": {"text": "size"}, "ticksuffix": "B", **_SI_DECADES}
     return Card(
         key="cost-models",
         title="Fitted cost models over their raw samples",
@@ -35,7 +37,7 @@ def cost_models_card(models: tuple[CostModelInfo, ...]) -> Card:
                 layout={
                     "height": 320,
                     "xaxis": size_axis,
-                    "yaxis": {"type": "log", "title": {"text": "time (s)"}, "exponentformat": "SI"},
+                    "yaxis": {"type": "log", "title": {"text": "time"}, "ticksuffix": "s", **_SI_DECADES},
                 },
                 alt=fits[0].alt,
                 variants=fits,
@@ -110,7 +112,7 @@ def _fit_variant(model: CostModelInfo) -> Variant:
         x=[size for size, _ in model.curve],
         y=[seconds for _, seconds in model.curve],
         mode="lines",
-        line={"width": 2, "color": theme.AFTER},
+        line={"width": 2, "color": theme.BLUE},
         hovertemplate="fit at %{x:.4s}B: %{y:.4s}s<extra></extra>",
     )
     return Variant(
@@ -129,7 +131,7 @@ def _residual_variant(model: CostModelInfo) -> Variant:
         x=[sample.size_bytes for sample in model.samples],
         y=[sample.residual for sample in model.samples],
         mode="markers",
-        marker={"size": 6, "color": theme.AFTER, "opacity": 0.7},
+        marker={"size": 6, "color": theme.BEFORE, "opacity": 0.8},
         hovertemplate="%{x:.4s}B: %{y:+.1%}<extra></extra>",
     )
     largest = max((abs(sample.residual) for sample in model.samples), default=None)

@@ -10,13 +10,15 @@ GRID = "#e4e8ed"
 PAPER = "#ffffff"
 BEFORE = "#818e9e"
 AFTER = "#0f766e"
+BLUE = "#3f6ea3"
+PALE_BLUE = "#7a9bc0"
 FETCH = "#c2702a"
-EXCHANGE = "#6672c4"
+EXCHANGE = "#7566b8"
 DECIDE = "#a8577e"
 DENSE = "#94a0ae"
-HIGHLIGHT = "#b4530a"
+OLIVE = "#67822f"
 
-SERIES = (AFTER, FETCH, EXCHANGE, DECIDE, "#5d7d2c", BEFORE)
+SERIES = (AFTER, FETCH, BLUE, DECIDE, OLIVE, EXCHANGE, BEFORE)
 LOAD_SCALE = ("#f3f5f8", "#cdd9e6", "#8fabc8", "#4a749f", "#1e4068")
 DIFFERENCE_SCALE = ("#0e756d", "#8cc5be", "#f4f5f7", "#e6b48a", "#b5530b")
 
@@ -27,12 +29,13 @@ DARK = {
     PAPER: "#171c22",
     BEFORE: "#8a97a7",
     AFTER: "#3cb8aa",
+    BLUE: "#6ea3dd",
+    PALE_BLUE: "#4c7196",
     FETCH: "#e2924d",
-    EXCHANGE: "#8d98ee",
+    EXCHANGE: "#a596e8",
     DECIDE: "#d987ad",
     DENSE: "#75818f",
-    HIGHLIGHT: "#efa550",
-    "#5d7d2c": "#9dbd62",
+    OLIVE: "#9dbd62",
     **dict(zip(LOAD_SCALE, ("#1c222a", "#23405f", "#356695", "#649cd0", "#b5d8f7"), strict=True)),
     **dict(zip(DIFFERENCE_SCALE, ("#3db9ab", "#1f5f5a", "#20262e", "#6b4a25", "#eea54f"), strict=True)),
 }
@@ -43,9 +46,11 @@ _AXIS: dict[str, Any] = {
     "automargin": True,
     "gridcolor": GRID,
     "linecolor": MUTED,
-    "tickcolor": GRID,
     "zeroline": False,
-    "ticks": "",
+    "zerolinecolor": MUTED,
+    "ticks": "outside",
+    "ticklen": 6,
+    "tickcolor": "rgba(0,0,0,0)",
     "title": {"font": {"size": 12, "color": MUTED}, "standoff": 10},
     "tickfont": {"size": 12, "color": MUTED},
 }
@@ -72,7 +77,7 @@ TEMPLATE: dict[str, Any] = {
             "itemdoubleclick": False,
         },
         "hoverlabel": {"font": {"family": FONT, "size": 12}, "bgcolor": PAPER, "bordercolor": MUTED, "align": "left"},
-        "bargap": 0.3,
+        "bargap": 0.36,
         "bargroupgap": 0.06,
         "dragmode": False,
     }

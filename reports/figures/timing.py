@@ -14,7 +14,7 @@ from reports.info.timing import PhaseInfo, PredictedInfo, SeriesInfo, StepPart
 from reports.info.words import change_with_interval, number, percent
 from store.records import Estimate
 
-PART_COLOURS = (theme.FETCH, theme.AFTER, theme.EXCHANGE, theme.DECIDE, theme.DENSE)
+PART_COLOURS = (theme.FETCH, theme.BLUE, theme.EXCHANGE, theme.DECIDE, theme.DENSE)
 LONG_NAMES = {"TPOT": "Time per output token (TPOT)", "TTFT": "Time to first token (TTFT)"}
 
 
@@ -48,7 +48,7 @@ def step_card(parts: tuple[StepPart, ...]) -> Card:
     totals = sum(part.baseline for part in parts), sum(part.with_policy for part in parts)
     bars = [
         go.Bar(
-            name=part.name,
+            name=part.short_name,
             y=["with policy", "baseline"],
             x=[part.with_policy * 1e3, part.baseline * 1e3],
             orientation="h",
@@ -185,8 +185,8 @@ def predicted_card(rows: tuple[PredictedInfo, ...]) -> Card:
             Panel(
                 key="predicted",
                 data=traces(
-                    bars("predicted", theme.EXCHANGE, [row.predicted_seconds for row in rows]),
-                    bars("measured", theme.BEFORE, [row.measured_seconds for row in rows]),
+                    bars("predicted", theme.PALE_BLUE, [row.predicted_seconds for row in rows]),
+                    bars("measured", theme.BLUE, [row.measured_seconds for row in rows]),
                 ),
                 layout={
                     "barmode": "group",

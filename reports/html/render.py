@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from reports.figures import theme
 from reports.figures.card import Card, Panel
-from reports.info.table import Cell
-from reports.info.words import MINUS
 from reports.pages.page import Page
 
 if TYPE_CHECKING:
@@ -36,19 +34,6 @@ def render_page(page: Page) -> str:
         plotly=Markup(_CLOSING_TAG.sub(r"<\\/", get_plotlyjs())),
         version=version("caee"),
     )
-
-
-def shown(cell: Cell) -> str:
-    """A cell as it is read: numbers to six significant digits, the unknown as a dash."""
-    if cell is None:
-        return "–"
-    if isinstance(cell, bool):
-        return "yes" if cell else "no"
-    if isinstance(cell, int):
-        return f"{cell:,}".replace("-", MINUS)
-    if isinstance(cell, float):
-        return f"{cell:.6g}".replace("-", MINUS)
-    return cell
 
 
 def _page_data(page: Page) -> dict[str, Any]:
@@ -111,7 +96,6 @@ def _template() -> Template:
     from jinja2 import Environment, StrictUndefined
 
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["shown"] = shown
     environment.filters["unbroken"] = _unbroken
     environment.tests["numeric"] = lambda cell: isinstance(cell, (int, float)) and not isinstance(cell, bool)
     return environment.from_string(_asset("page.html.j2"))

@@ -13,6 +13,13 @@ STEP_PARTS = {
     "decide": "the decision itself",
     "other": "dense compute and overhead",
 }
+SHORT_NAMES = {
+    "fetch_wait": "fetch wait",
+    "experts": "experts",
+    "exchange": "exchange",
+    "decide": "decision",
+    "other": "dense, other",
+}
 LOSS_BUDGET = 0.01
 MOST_STEPS = 3
 

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+
+from probes.units import format_rate, format_seconds, format_size
+from reports.info.words import MINUS
+
+SCALED_UNITS: dict[str, Callable[[float], str]] = {"s": format_seconds, "B": format_size, "B/s": format_rate}
 
 Cell = str | int | float | bool | None
 
@@ -20,6 +25,23 @@ class Column:
     key: str
     title: str
     unit: str = ""
+
+    def shown(self, cell: Cell) -> str:
+        """A cell as it is read: with its unit scaled, else to six significant digits; the unknown is a dash."""
+        if cell is None:
+            return "–"
+        if isinstance(cell, bool):
+            return "yes" if cell else "no"
+        if isinstance(cell, str):
+            return cell
+        if self.unit in SCALED_UNITS:
+            return SCALED_UNITS[self.unit](cell).replace("-", MINUS)
+        return (f"{cell:,}" if isinstance(cell, int) else f"{cell:.6g}").replace("-", MINUS)
+
+    @property
+    def scaled(self) -> bool:
+        """Whether ``shown`` writes the unit into the cell."""
+        return self.unit in SCALED_UNITS
 
     @property
     def heading(self) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from reports.info.advice import STEP_PARTS
+from reports.info.advice import SHORT_NAMES, STEP_PARTS
 from store.records import Estimate, Ratio, RunRecord
 
 
@@ -23,6 +23,7 @@ class StepPart:
     """One part of the mean decode step, in seconds."""
 
     name: str
+    short_name: str
     baseline: float
     with_policy: float
 
@@ -70,7 +71,9 @@ def step_parts_info(run: RunRecord) -> tuple[StepPart, ...]:
     """The parts of a step, in the order in which they are stacked."""
     before, after = run.baseline.step_times, run.with_policy.step_times
     return tuple(
-        StepPart(name=name, baseline=getattr(before, part), with_policy=getattr(after, part))
+        StepPart(
+            name=name, short_name=SHORT_NAMES[part], baseline=getattr(before, part), with_policy=getattr(after, part)
+        )
         for part, name in STEP_PARTS.items()
     )
 

@@ -82,9 +82,9 @@ def loss_rise(quality: Quality) -> float:
 def _headline(outcome: Outcome, run: RunRecord) -> str:
     gain = run.gain_tpot
     if outcome is Outcome.FASTER:
-        text = f"{percent(1 - gain.ratio)} less time per output token, outside the noise"
+        text = f"{percent(1 - gain.ratio)} less time per output token"
     elif outcome is Outcome.SLOWER:
-        text = f"Slower: {percent(gain.ratio - 1)} more time per output token, outside the noise"
+        text = f"Slower: {percent(gain.ratio - 1)} more time per output token"
     else:
         text = f"No gain: the change in time per output token, {change(gain.ratio)}, is inside the noise"
     if run.quality and loss_rise(run.quality) >= NOTICEABLE_LOSS_RISE:
@@ -116,10 +116,15 @@ def _compared(run: RunRecord) -> str:
     work, kinds = run.workload, sorted({device.kind for device in run.devices})
     devices = plural(len(run.devices), f"{'/'.join(kinds).upper()} device")
     return (
-        f"Compared: policy {run.policy} with the router's own choice, on {run.model}; "
+        f"Policy {_policy(run)} against the router's own choice, on {run.model}: "
         f"{plural(work.batch_size, 'sequence')} of {plural(work.max_new_tokens, 'new token')} on {devices}, "
         f"{_where(run.tier, work)}; {plural(work.pairs, 'interleaved pair')} from equal cache states."
     )
+
+
+def _policy(run: RunRecord) -> str:
+    theta = run.policy.parameters.get("theta")
+    return f"{run.policy.name} (θ = {theta})" if theta is not None else run.policy.name
 
 
 def _where(tier: str, work: Workload) -> str:
@@ -148,7 +153,7 @@ def _busiest(run: RunRecord) -> str:
 
 def _times(run: RunRecord) -> str:
     def phase(name: str, before: float, after: float, gain: Ratio) -> str:
-        noise = "" if gain.outside_noise else ", inside the noise"
+        noise = ", outside the noise" if gain.outside_noise else ", inside the noise"
         return (
             f"{name} goes from {format_seconds(before)} to {format_seconds(after)}, {change_with_interval(gain)}{noise}"
         )
@@ -225,7 +230,7 @@ def _key_figures(run: RunRecord) -> tuple[KeyFigure, ...]:
                 change=percent(loss_rise(run.quality), signed=True),
                 interval=f"95 % interval {percent(low, signed=True)} to {percent(high, signed=True)}"
                 + (": inside the noise" if low <= 0 <= high else ""),
-                tone="neutral" if low <= 0 <= high else "bad" if low > 0 else "good",
+                tone="bad" if low > 0 and loss_rise(run.quality) >= NOTICEABLE_LOSS_RISE else "neutral",
             )
         )
     return tuple(figures)

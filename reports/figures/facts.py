@@ -1,0 +1,127 @@
+"""Cards that are tables: totals, quality, sample texts, conditions."""
+
+from __future__ import annotations
+
+from reports.figures.card import Card
+from reports.info.machine import Fact
+from reports.info.run import PassFigures, RunInfo
+from reports.info.table import Column, DataTable, table
+from store.records import Quality, SampleText
+
+CONDITIONS = (
+    ("policy", "Policy", "Every parameter, defaults included."),
+    ("workload", "Workload", "What was run, on what."),
+    ("identity", "Machine: identity", "A change in any of these voids the cost models."),
+    ("state", "Machine: state", "What may differ from run to run."),
+)
+
+
+def totals_cards(info: RunInfo, noun: str) -> list[Card]:
+    """What both kinds of pass did in all, and by device."""
+    by_device = zip(
+        info.devices, info.baseline.movements_per_device, info.with_policy.movements_per_device, strict=True
+    )
+    return [
+        Card(
+            key="totals",
+            title="Totals",
+            lede="Both kinds of pass, over all pairs.",
+            table=table(
+                ("figure", "figure"),
+                ("baseline", "baseline"),
+                ("with_policy", "with policy"),
+                rows=(
+                    (name, before, after)
+                    for (name, before), (_, after) in zip(
+                        _totals(info.baseline, noun), _totals(info.with_policy, noun), strict=True
+                    )
+                ),
+            ),
+            wide=False,
+        ),
+        Card(
+            key="device-totals",
+            title=f"All {noun}, by device",
+            lede="Over all decode steps and pairs.",
+            table=table(("device", "device"), ("baseline", "baseline"), ("with_policy", "with policy"), rows=by_device),
+            wide=False,
+        ),
+    ]
+
+
+def quality_card(quality: Quality) -> Card:
+    """Loss, divergence and agreement."""
+    low, high = quality.nll_difference_ci95
+    return Card(
+        key="quality",
+        title="Quality on held-out text",
+        lede=(
+            f"{quality.sequences:,} sequences teacher-forced in lockstep, one token each per step, on the policy's own "
+            "evolving caches. The interval is a paired bootstrap over sequences."
+        ),
+        table=table(
+            ("figure", "figure"),
+            ("unit", "unit"),
+            ("value", "value"),
+            ("low", "95 % low"),
+            ("high", "95 % high"),
+            rows=(
+                ("loss, baseline", "nats per token", quality.nll_baseline, None, None),
+                ("loss, with policy", "nats per token", quality.nll_policy, None, None),
+                ("difference in loss", "nats per token", quality.nll_policy - quality.nll_baseline, low, high),
+                ("perplexity, with policy ÷ baseline", "ratio", quality.perplexity_ratio, None, None),
+                ("KL(baseline ‖ policy)", "nats per token", quality.mean_kl, None, None),
+                ("same most likely token", "share of tokens", quality.top1_agreement, None, None),
+                ("measured on", "tokens", quality.tokens, None, None),
+            ),
+        ),
+    )
+
+
+def samples_card(samples: tuple[SampleText, ...]) -> Card:
+    """For the eye: does the text still read well?"""
+    return Card(
+        key="samples",
+        title="Sample texts",
+        lede="What the model wrote after a prompt, without and with the policy.",
+        table=table(
+            ("prompt", "prompt"),
+            ("baseline", "baseline"),
+            ("with_policy", "with policy"),
+            rows=((sample.prompt, sample.baseline, sample.with_policy) for sample in samples),
+        ),
+    )
+
+
+def condition_cards(info: RunInfo) -> list[Card]:
+    """Policy, workload and fingerprint, each fact a value or the reason why it is unknown."""
+    facts = [*info.parameters, *info.fingerprint]
+    cards = [
+        Card(key=group, title=title, lede=lede, table=_fact_table(facts, group), wide=False)
+        for group, title, lede in CONDITIONS
+    ]
+    return [card for card in cards if card.table.rows]
+
+
+def _totals(figures: PassFigures, noun: str) -> list[tuple[str, float | None]]:
+    return [
+        (f"{noun} of the busiest device, per step", figures.max_device_movements_per_step),
+        ("cache hit rate", figures.hit_rate),
+        ("removed importance, per token and layer", figures.removed_importance),
+        ("re-routed slots", figures.rerouted_slots),
+        ("generated tokens, per pass", figures.tokens),
+        ("decode steps", figures.steps),
+    ]
+
+
+def _fact_table(facts: list[Fact], group: str) -> DataTable:
+    chosen = [fact for fact in facts if fact.group == group]
+    if any(fact.reason for fact in chosen):
+        return table(
+            ("name", "name"),
+            ("value", "value"),
+            ("reason", "why unknown"),
+            rows=((fact.name, fact.value, fact.reason) for fact in chosen),
+        )
+    columns = (Column(key="name", title="name"), Column(key="value", title="value"))
+    return DataTable(columns=columns, rows=tuple((fact.name, fact.value) for fact in chosen))
