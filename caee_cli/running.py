@@ -47,6 +47,7 @@ class RunRequest:
 
 def execute(request: RunRequest) -> tuple[RunRecord | None, str]:
     """Run, store, and return the record and where it is stored; None on the ranks that torchrun started beside 0."""
+    from probes.fingerprint import take_fingerprint
     from runtime.launch import launch, started_by_torchrun
     from runtime.summary import run_record
     from runtime.worker import run_rank
@@ -63,23 +64,23 @@ def execute(request: RunRequest) -> tuple[RunRecord | None, str]:
         else:
             with _progress_bar() as file:
                 options = dataclasses.replace(options, progress_file=file)
-                report = launch(run_rank, options, processes=options.devices)
-        record = run_record(options, report, _devices(options), _fingerprint(options), _model_name(request))
+                report = launch(run_rank, options, processes=len(options.devices))
+        fingerprint = take_fingerprint(options.devices, options.model)
+        record = run_record(options, report, fingerprint, _model_name(request))
         store.save_run(record)
         return record, store.location
 
 
 def _options(request: RunRequest, calibration: Calibration | None) -> RunOptions:
+    from probes.devices import find_devices
     from runtime.demo import held_out_path, model_path, prompts_path
-    from runtime.options import RunOptions, choose_devices, read_prompts, read_text, resolve_model
+    from runtime.options import RunOptions, read_prompts, read_text, resolve_model
 
-    kind, count = choose_devices(request.devices)
-    tier = request.tier or ("disk" if kind == "cpu" else "host")
+    devices = find_devices(request.devices)
     return RunOptions(
         model=model_path() if request.model is None else resolve_model(request.model),
-        device_kind=kind,
-        devices=count,
-        tier=tier,
+        devices=devices,
+        tier=request.tier or ("disk" if devices[0].kind == "cpu" else "host"),
         policy=_policy(request),
         cache=request.cache,
         prompts=read_prompts(request.prompts or prompts_path()),

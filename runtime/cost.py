@@ -1,1 +1,84 @@
-"""Cost tables: seconds per expert on each device, from calibrated link models."""
+"""Cost tables: seconds per expert on each device, from calibrated link models.
+
+C(e, d) = α·S_e/B_d + β_d (arXiv:2606.29982, eq. 3), looked up once per device: the runtime only adds and compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from probes.errors import InputError
+from probes.records import Calibration, Concurrency, LinkKind, LinkMode, LinkModel
+from runtime.policy.types import GROUP_UNIT, NO_GROUPS, PICOSECONDS, Ints, LinkGroups
+
+# What an expert crosses on its way to a device of the kind; the modes in order of preference.
+_PATHS: dict[tuple[str, str], tuple[LinkKind, ...]] = {
+    ("disk", "cpu"): (LinkKind.DISK_TO_HOST,),
+    ("disk", "gpu"): (LinkKind.DISK_TO_HOST, LinkKind.HOST_TO_DEVICE),
+    ("host", "cpu"): (LinkKind.HOST_MEMORY,),
+    ("host", "gpu"): (LinkKind.HOST_TO_DEVICE,),
+    ("device", "cpu"): (LinkKind.HOST_MEMORY,),
+    ("device", "gpu"): (LinkKind.DEVICE_MEMORY,),
+}
+_MODES = (LinkMode.DIRECT, LinkMode.PINNED, None, LinkMode.BUFFERED, LinkMode.PAGEABLE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostTable:
+    """What one paid movement costs on each device, and which devices share a link."""
+
+    seconds_per_expert: tuple[float, ...]
+    groups: LinkGroups
+
+    @property
+    def picoseconds_D(self) -> Ints:
+        """[D] as the decision adds and compares them: round-half-even(C · 10¹²)."""
+        return np.rint(np.asarray(self.seconds_per_expert) * PICOSECONDS).astype(np.int64)
+
+
+def uniform_costs(seconds_per_expert: float, devices: int) -> CostTable:
+    """The same cost everywhere, and no shared link."""
+    return CostTable(seconds_per_expert=(seconds_per_expert,) * devices, groups=NO_GROUPS)
+
+
+def cost_table(calibration: Calibration, tier: str, devices: Sequence[str], expert_bytes: int) -> CostTable:
+    """Costs on ``devices`` (names as on links, ``cpu:0``) of experts that wait in ``tier`` (device, host, disk).
+
+    Raises ``InputError`` where the calibration lacks a link that the tier needs.
+    """
+    seconds = []
+    kinds: set[LinkKind] = set()
+    for device in devices:
+        path = _PATHS[tier, "cpu" if device.startswith("cpu") else "gpu"]
+        kinds.update(path)
+        seconds.append(sum(_model(calibration, kind, device).seconds(expert_bytes) for kind in path))
+    return CostTable(seconds_per_expert=tuple(seconds), groups=_groups(calibration, kinds, len(devices)))
+
+
+def _model(calibration: Calibration, kind: LinkKind, device: str) -> LinkModel:
+    """The model of ``device``'s own link of ``kind``, or of the one that all devices use."""
+    solo = [m for m in calibration.models if m.kind is kind and m.concurrency is Concurrency.SOLO]
+    own = [m for m in solo if device in (m.source, m.destination)]
+    shared = [m for m in solo if not any(":" in end for end in (m.source, m.destination))]
+    candidates = own or shared or solo
+    if not candidates:
+        raise InputError(
+            f"calibration {calibration.calibration_id} has no cost model for {kind.value} to {device}",
+            hint="run `caee probe` and `caee calibrate` on this machine, or choose another --tier",
+        )
+    return min(candidates, key=lambda model: _MODES.index(model.mode))
+
+
+def _groups(calibration: Calibration, kinds: set[LinkKind], devices: int) -> LinkGroups:
+    found = [group for group in calibration.link_groups if group.kind in kinds]
+    members = [np.array([d for d in group.devices if d < devices], np.int64) for group in found]
+    if not found:
+        return NO_GROUPS
+    return LinkGroups(
+        starts_G1=np.concatenate([[0], np.cumsum([len(m) for m in members])]).astype(np.int64),
+        members=np.concatenate(members),
+        factors_G=np.array([round(group.factor * GROUP_UNIT) for group in found], np.int64),
+    )

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from probes.errors import CheckpointError, UsageError
-from probes.records import Calibration
+from probes.records import Calibration, Device
 from runtime.policy.types import PolicySpec
 
 TIERS = ("device", "host", "disk")
@@ -20,15 +19,14 @@ STAGING_SLOTS = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """One live run. ``pairs`` None: as many interleaved pairs as fit ``seconds_for_pairs``.
+    """One live run. ``devices``: this host's, one rank each.
 
-    ``cache_experts``: cached experts per device over all layers; None: half of the device's own. ``phases``: where the
+    ``pairs`` None: as many interleaved pairs as fit ``seconds_for_pairs``. ``cache_experts``: cached experts per device over all layers; None: half of the device's own. ``phases``: where the
     policy applies; None: everywhere when offloading, decode alone on-device. ``held_out`` None: no quality measured.
     """
 
     model: Path
-    device_kind: str
-    devices: int
+    devices: tuple[Device, ...]
     tier: str
     policy: PolicySpec
     cache: str
@@ -61,12 +59,16 @@ class RunOptions:
             ("max-new-tokens", self.max_new_tokens, 2),
             ("pairs", 1 if self.pairs is None else self.pairs, 1),
             ("cache-experts", 1 if self.cache_experts is None else self.cache_experts, 1),
-            ("devices", self.devices, 1),
+            ("devices", len(self.devices), 1),
         ):
             if number < least:
                 raise UsageError(f"--{name} {number} is too small", hint=f"give at least {least}")
         if not self.prompts:
             raise UsageError("there is no prompt", hint="give a file with one prompt per line: --prompts FILE")
+
+    @property
+    def device_kind(self) -> str:
+        return self.devices[0].kind
 
     @property
     def offloading(self) -> bool:
@@ -105,19 +107,6 @@ def _download(name: str) -> Path:
             f"{name} is neither a local folder nor a model that can be downloaded: {str(error).splitlines()[0]}",
             hint="check the name, or download the model elsewhere and give its folder",
         ) from error
-
-
-def choose_devices(text: str | None) -> tuple[str, int]:
-    """Kind and number of ``KIND:COUNT``; without it all GPUs, or 2 to 4 CPU ranks. Raises ``UsageError``."""
-    import torch
-
-    if text is None:
-        gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-        return ("cuda", gpus) if gpus else ("cpu", min(4, max(2, len(os.sched_getaffinity(0)))))
-    match = re.fullmatch(r"(cpu|cuda|xpu)(?::(\d+))?", text)
-    if match is None or match[2] == "0":
-        raise UsageError(f"--devices {text} is not understood", hint="write for example cpu:2 or cuda:4")
-    return match[1], int(match[2] or 1)
 
 
 def read_text(path: Path) -> str:

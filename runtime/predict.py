@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from runtime.cost import CostTable
 from runtime.policy.types import GROUP_UNIT, LinkGroups
 from runtime.recording import Counts, PassRecord
 
@@ -28,7 +29,7 @@ class StepCosts:
     groups: LinkGroups
 
 
-def measure_costs(passes: Sequence[Sequence[PassRecord]], fetch_D: tuple[float, ...], groups: LinkGroups) -> StepCosts:
+def measure_costs(passes: Sequence[Sequence[PassRecord]], table: CostTable) -> StepCosts:
     """Compute and rest of a step from baseline ``passes``, by rank and pair.
 
     The exchange is counted at the rank that waits least in it: what others wait there is another device's fetches.
@@ -42,10 +43,10 @@ def measure_costs(passes: Sequence[Sequence[PassRecord]], fetch_D: tuple[float, 
     first = [step for record in passes[0] for step in record.decode_steps()]
     outside = [step.seconds - step.timers.experts - step.timers.exchange - step.timers.fetch_wait for step in first]
     return StepCosts(
-        fetch_D=fetch_D,
+        fetch_D=table.seconds_per_expert,
         compute=float(np.mean(computes)),
         rest=float(np.mean(outside)) + min(exchanges),
-        groups=groups,
+        groups=table.groups,
     )
 
 

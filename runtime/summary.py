@@ -8,9 +8,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from probes.records import Device, Fingerprint
+from probes.records import Fingerprint
 from runtime.cache import parse_cache
-from runtime.cost import link_groups_of
 from runtime.options import RunOptions
 from runtime.policy.spec import policy_as_mapping
 from runtime.policy.types import SHARE_UNIT
@@ -33,16 +32,13 @@ from store.records import (
 SAMPLE_TEXTS = 4
 
 
-def run_record(
-    options: RunOptions, report: RankReport, devices: tuple[Device, ...], fingerprint: Fingerprint, model_name: str
-) -> RunRecord:
+def run_record(options: RunOptions, report: RankReport, fingerprint: Fingerprint, model_name: str) -> RunRecord:
     """The record of one run. Steps are decode steps of the policy's passes unless said otherwise."""
     seed = options.seed
     baseline, treated = report.baseline[0], report.treated[0]
     costs = None
-    if report.seconds_per_expert is not None:
-        groups = link_groups_of(options.calibration, options.tier)
-        costs = measure_costs(report.baseline, report.seconds_per_expert, groups)
+    if report.costs is not None:
+        costs = measure_costs(report.baseline, report.costs)
     before = _pass_statistics(report.baseline, costs, report.moe_layers, seed)
     after = _pass_statistics(report.treated, costs, report.moe_layers, seed)
     return RunRecord(
@@ -50,7 +46,7 @@ def run_record(
         created_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         model=model_name,
         model_family=report.family,
-        devices=devices,
+        devices=report.devices,
         tier=options.tier,
         policy=_choice(report),
         workload=_workload(options, report, len(baseline)),
@@ -125,7 +121,7 @@ def _layers(treated: Sequence[PassRecord], report: RankReport) -> tuple[LayerCos
     before = np.concatenate([record.decode_misses(before=True) for record in treated])
     after = np.concatenate([record.decode_misses() for record in treated])
     steps = [step for record in treated for step in record.decode_steps()]
-    seconds = np.asarray(report.seconds_per_expert or (0.0,) * before.shape[-1])
+    seconds = np.asarray(report.costs.seconds_per_expert if report.costs else (0.0,) * before.shape[-1])
     return tuple(
         LayerCost(
             layer=report.layer_numbers[layer],
@@ -162,7 +158,7 @@ def _hit_rates(record: PassRecord) -> tuple[float, ...]:
 def _prediction(
     options: RunOptions, report: RankReport, baseline: PassStatistics, treated: PassStatistics
 ) -> Prediction | None:
-    if options.calibration is None or report.seconds_per_expert is None:
+    if options.calibration is None or report.costs is None:
         return None
     expected, expected_before = treated.predicted_tpot_seconds, baseline.predicted_tpot_seconds
     assert expected is not None
@@ -173,7 +169,7 @@ def _prediction(
         baseline_tpot_seconds=expected_before,
         baseline_relative_error=expected_before / baseline.tpot_seconds.median - 1,
         calibration_id=options.calibration.calibration_id,
-        seconds_per_expert=report.seconds_per_expert,
+        seconds_per_expert=report.costs.seconds_per_expert,
     )
 
 

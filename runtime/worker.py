@@ -12,15 +12,15 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
 
 from probes.backend import TorchBackend
-from probes.errors import DeviceError, RunError
+from probes.errors import DeviceError
+from probes.records import Device
 from runtime.cache import CacheBook, parse_cache
-from runtime.cost import link_groups_of, picoseconds, seconds_per_expert
+from runtime.cost import CostTable, cost_table, uniform_costs
 from runtime.engine import LockstepModel, Phases, generate
 from runtime.execution import ExpertExecution, Layout
 from runtime.experts.index import ExpertIndex, index_experts
@@ -44,6 +44,7 @@ PAIRS = (5, 24)
 class RankReport:
     """What rank 0 brings home. ``baseline`` and ``treated``: one pass each per pair, by rank; rank 0's clock counts."""
 
+    devices: tuple[Device, ...]
     family: str
     dtype: str
     top_k: int
@@ -57,7 +58,7 @@ class RankReport:
     read_reason: str | None
     batch_size: int
     policy: Policy
-    seconds_per_expert: tuple[float, ...] | None
+    costs: CostTable | None
     baseline: list[list[PassRecord]]
     treated: list[list[PassRecord]]
     quality: Quality | None
@@ -69,11 +70,6 @@ class RankReport:
 def run_rank(options: RunOptions) -> RankReport:
     """Join the other ranks and do the whole run. Raises a ``CaeeError``."""
     ranks = join(options.device_kind)
-    if ranks.world != options.devices:
-        raise RunError(
-            f"{ranks.world} ranks were started for {options.devices} devices",
-            hint=f"give --devices {options.device_kind}:{ranks.world}, or start as many ranks as devices",
-        )
     # Costs decide, so they must be the same on hosts whose stores differ.
     options = replace(options, calibration=ranks.from_first(options.calibration))
     session = _Session(options, ranks)
@@ -90,7 +86,11 @@ class _Session:
     def __init__(self, options: RunOptions, ranks: Ranks) -> None:
         self.options = options
         self.ranks = ranks
-        self.device = _device(options.device_kind)
+        own = _own_device(options)
+        self.devices: tuple[Device, ...] = tuple(
+            replace(device, index=rank) for rank, device in enumerate(ranks.gather(own))
+        )
+        self.device = torch.device("cpu") if own.kind == "cpu" else torch.device(own.kind, own.index)
         if self.device.type == "cpu":
             torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks.world))
         self.index: ExpertIndex = index_experts(options.model)
@@ -147,6 +147,7 @@ class _Session:
         quality = self._quality(policy)
         decode = self.loaded.tokenizer.decode
         return RankReport(
+            devices=self.devices,
             family=self.loaded.family,
             dtype=str(self.dtype).removeprefix("torch."),
             top_k=self.execution.top_k,
@@ -160,7 +161,7 @@ class _Session:
             read_reason=self.source.reason,
             batch_size=len(batches[0]),
             policy=policy,
-            seconds_per_expert=self.costs,
+            costs=self.costs,
             baseline=self.ranks.gather(baseline),
             treated=self.ranks.gather(treated),
             quality=quality,
@@ -169,22 +170,21 @@ class _Session:
             treated_texts=tuple(decode(ids) for ids in treated[0].token_ids),
         )
 
-    def _layout(self) -> tuple[tuple[float, ...] | None, Layout]:
+    def _layout(self) -> tuple[CostTable | None, Layout]:
         options, world, layers = self.options, self.ranks.world, len(self.index.reads)
         own = int(np.bincount(self.placement_N, minlength=world).max()) * layers
         wanted = own if not options.offloading else (options.cache_experts or max(1, own // 2))
         costs = None
-        groups = link_groups_of(None, options.tier)
         if options.calibration is not None:
-            costs = seconds_per_expert(options.calibration, options.tier, world, self.index.expert_bytes)
-            groups = link_groups_of(options.calibration, options.tier)
+            names = [device.name_on_link for device in self.devices]
+            costs = cost_table(options.calibration, options.tier, names, self.index.expert_bytes)
         # Without a calibration all experts cost the same: policies only compare costs.
-        per_device = picoseconds(costs if costs is not None else (1e-3,) * world)
+        decisive = costs or uniform_costs(1e-3, world)
         return costs, Layout(
             placement_N=self.placement_N,
             devices=world,
-            cost_N=per_device[self.placement_N],
-            groups=groups,
+            cost_N=decisive.picoseconds_D[self.placement_N],
+            groups=decisive.groups,
             cache_slots=min(wanted, own),
             staging_slots=min(STAGING_SLOTS, self.index.num_experts),
             offloading=options.offloading,
@@ -291,14 +291,15 @@ def _without_garbage_collection() -> Iterator[None]:
         gc.enable()
 
 
-def _device(kind: str) -> torch.device:
-    if kind == "cpu":
-        return torch.device("cpu")
-    module: Any = torch.get_device_module(kind)
+def _own_device(options: RunOptions) -> Device:
+    """This rank's device: the one of this host that its local rank counts to."""
     local = int(os.environ.get("LOCAL_RANK", "0"))
-    if not module.is_available() or local >= module.device_count():
+    if local >= len(options.devices):
         raise DeviceError(
-            f"{kind}:{local} is not available ({module.device_count()} devices)", hint="run `caee doctor` to see why"
+            f"local rank {local} has no device: --devices names {len(options.devices)} on this host",
+            hint="start as many ranks per host as it has devices",
         )
-    module.set_device(local)
-    return torch.device(kind, local)
+    device = options.devices[local]
+    if device.kind != "cpu":
+        torch.get_device_module(device.kind).set_device(device.index)
+    return device
