@@ -1,0 +1,103 @@
+"""What an importer offers: a format's name, how it is recognised, and how it is opened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from probes.errors import TraceError
+from runtime.trace.check import check_chunk, check_meta
+from runtime.trace.chunking import rechunk, tokens_per_chunk
+from runtime.trace.records import Float32s, LoadProfile, Phase, RoutingTrace, TraceMeta, TraceSource
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImportOptions:
+    """What the user knows and the file does not say; None: take it from the file, or leave it unknown.
+
+    ``phase`` holds for tokens of which the file says no phase.
+    """
+
+    num_experts: int | None = None
+    top_k: int | None = None
+    model: str | None = None
+    phase: Phase = Phase.UNKNOWN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """A file's beginning: its first bytes, decompressed, and the JSON value that it (or its first line) holds."""
+
+    path: Path
+    start: bytes
+    value: Any
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """One foreign format. ``looks_for`` completes the sentence "a file of this format has …"."""
+
+    name: str
+    looks_for: str
+    recognises: Callable[[Head], bool]
+    open: Callable[[Head, ImportOptions], TraceSource | LoadProfile]
+
+
+@dataclass(slots=True, kw_only=True)
+class Reading:
+    """What one pass over a file has found so far."""
+
+    fraction: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+
+class ImportedTrace:
+    """A foreign file as a ``TraceSource``: ``decode`` yields chunks of any size; here they are resized and checked."""
+
+    def __init__(
+        self, meta: TraceMeta, decode: Callable[[Reading], Iterator[RoutingTrace]], *, notes: tuple[str, ...] = ()
+    ) -> None:
+        check_meta(meta)
+        self.meta = meta
+        self._decode = decode
+        self._first_notes = notes
+        self._reading = Reading()
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return (*self._first_notes, *self._reading.notes)
+
+    @property
+    def fraction_read(self) -> float:
+        return self._reading.fraction
+
+    def chunks(self) -> Iterator[RoutingTrace]:
+        """The trace's chunks in file order, each checked. Raises ``TraceError``."""
+        self._reading = Reading()
+        tokens = 0
+        for chunk in rechunk(self._decode(self._reading), tokens_per_chunk(self.meta)):
+            check_chunk(chunk, first_token=tokens)
+            tokens += chunk.tokens
+            yield chunk
+        if not tokens:
+            raise TraceError("the file holds no token", hint="record some traffic first")
+        self._reading.fraction = 1.0
+
+
+def inferred_experts(options: ImportOptions, stated: int | None, highest_id: int) -> tuple[int, tuple[str, ...]]:
+    """Number of experts: as the user or the file says, else one more than the highest id, with a note that warns."""
+    known = options.num_experts or stated
+    if known is not None:
+        return known, ()
+    experts = highest_id + 1
+    note = f"the number of experts is inferred from the highest id: {experts}; give --num-experts if there are more"
+    return experts, (note,)
+
+
+def weights_sum_to_one(gates_TLK: Float32s) -> bool:
+    """Whether a sample of weights is normalised, within the rounding of bfloat16 and of printed digits."""
+    return bool(gates_TLK.size and np.all(np.abs(gates_TLK.sum(axis=-1) - 1.0) < 0.02))
