@@ -107,9 +107,9 @@ def _policy(request: RunRequest) -> PolicySpec:
 
 
 def _newest_calibration(store: Store) -> Calibration | None:
-    if not any(True for _ in store.entries("calibration")):
-        return None
-    return store.calibration(None)
+    from store.kinds import RecordKind
+
+    return store.calibration(None) if store.entries(RecordKind.CALIBRATION) else None
 
 
 def _model_name(request: RunRequest) -> str:

@@ -34,9 +34,10 @@ class CostTable:
     groups: LinkGroups
 
     @property
-    def picoseconds_D(self) -> Ints:
+    def picoseconds(self) -> Ints:
         """[D] as the decision adds and compares them: round-half-even(C · 10¹²)."""
-        return np.rint(np.asarray(self.seconds_per_expert) * PICOSECONDS).astype(np.int64)
+        exact: Ints = np.rint(np.asarray(self.seconds_per_expert) * PICOSECONDS).astype(np.int64)
+        return exact
 
 
 def uniform_costs(seconds_per_expert: float, devices: int) -> CostTable:

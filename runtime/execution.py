@@ -89,7 +89,7 @@ class ExpertExecution:
             name, parent = parents[id(module)]
             self._routers.append(RouterView(module, parent, name))
             kernel = StockKernel(module, pool)
-            module.forward = partial(self._forward, layer, kernel)  # type: ignore[method-assign]  # the seam itself
+            module.forward = partial(self._forward, layer, kernel)
 
     def weight_rule(self) -> WeightRule:
         """How the model makes weights of scores, known after the first forward pass; the same in every layer."""

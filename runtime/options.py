@@ -21,8 +21,9 @@ STAGING_SLOTS = 8
 class RunOptions:
     """One live run. ``devices``: this host's, one rank each.
 
-    ``pairs`` None: as many interleaved pairs as fit ``seconds_for_pairs``. ``cache_experts``: cached experts per device over all layers; None: half of the device's own. ``phases``: where the
-    policy applies; None: everywhere when offloading, decode alone on-device. ``held_out`` None: no quality measured.
+    ``pairs`` None: as many interleaved pairs as fit ``seconds_for_pairs``. ``cache_experts``: cached experts per device
+    over all layers; None: half of the device's own. ``phases``: where the policy applies; None: everywhere when
+    offloading, decode alone on-device. ``held_out`` None: no quality is measured.
     """
 
     model: Path

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
 
 from runtime.engine import LockstepModel
@@ -33,7 +32,7 @@ def measure_quality(
 
     The baseline's forward bypasses the caches, so that they evolve as they would with the policy alone.
     """
-    nll_baseline, nll_policy, divergence, agreement = [], [], [], []
+    parts: list[list[torch.Tensor]] = [[], [], [], []]
     for start in range(0, len(sequences), batch_size):
         ids = torch.tensor([list(s) for s in sequences[start : start + batch_size]], device=model.device)
         ours, theirs = model.begin(), model.begin()
@@ -46,20 +45,18 @@ def measure_quality(
             expected, _ = model.step(token, mask, theirs, baseline, prefill=False, bypass_cache=True)
             actual, _ = model.step(token, mask, ours, policy, prefill=False)
             rows.append(_compare(expected, actual, ids[:, position + 1]))
-        for target, column in zip(
-            (nll_baseline, nll_policy, divergence, agreement), zip(*rows, strict=True), strict=True
-        ):
-            target.append(torch.stack(column).mean(0).double().cpu().numpy())
+        for part, column in zip(parts, zip(*rows, strict=True), strict=True):
+            part.append(torch.stack(column).mean(0))
         on_batch()
-    baseline_B, policy_B = np.concatenate(nll_baseline), np.concatenate(nll_policy)
+    baseline_B, policy_B, divergence_B, agreement_B = (torch.cat(part).double().cpu().numpy() for part in parts)
     difference = float((policy_B - baseline_B).mean())
     return Quality(
         nll_baseline=float(baseline_B.mean()),
         nll_policy=float(policy_B.mean()),
         nll_difference_ci95=mean_difference_interval(policy_B - baseline_B, seed=seed),
         perplexity_ratio=math.exp(difference),
-        mean_kl=float(np.concatenate(divergence).mean()),
-        top1_agreement=float(np.concatenate(agreement).mean()),
+        mean_kl=float(divergence_B.mean()),
+        top1_agreement=float(agreement_B.mean()),
         tokens=sum(len(s) - 1 for s in sequences),
         sequences=len(sequences),
     )

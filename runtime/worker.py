@@ -183,7 +183,7 @@ class _Session:
         return costs, Layout(
             placement_N=self.placement_N,
             devices=world,
-            cost_N=decisive.picoseconds_D[self.placement_N],
+            cost_N=decisive.picoseconds[self.placement_N],
             groups=decisive.groups,
             cache_slots=min(wanted, own),
             staging_slots=min(STAGING_SLOTS, self.index.num_experts),

@@ -1,0 +1,39 @@
+"""The compiler (numba) behind one typed decorator, and where it keeps machine code between processes."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import numba
+import platformdirs
+
+Function = TypeVar("Function", bound=Callable[..., object])
+
+
+def compiled(function: Function) -> Function:
+    """``function`` compiled at its first call; the machine code is kept on disk where a folder can be written."""
+    before = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = before or str(_cache_folder())
+    try:
+        fast: Function = numba.njit(cache=True)(function)
+    except RuntimeError:
+        # No folder can be written: compile in every process.
+        fast = numba.njit(function)
+    finally:
+        numba.config.CACHE_DIR = before
+    return fast
+
+
+@functools.cache
+def _cache_folder() -> Path:
+    # Numba renews cached code when its own file changes, not when a function that it calls does: so each state of the
+    # sources has a folder of its own.
+    state = hashlib.sha256(numba.__version__.encode())
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        about = path.stat()
+        state.update(f"{path.name} {about.st_size} {about.st_mtime_ns}".encode())
+    return Path(platformdirs.user_cache_dir("caee")) / "compiled" / state.hexdigest()[:16]
