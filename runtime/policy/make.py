@@ -28,4 +28,19 @@ def make_policy(spec: PolicySpec, *, offloading: bool, compiled: bool = True) ->
         "cache-prior": baselines.CachePrior,
         "random": baselines.Random,
     }
-    return plain[spec.name](resolve(spec, offloading=offloading))
+    resolved = resolve(spec, offloading=offloading)
+    if compiled:
+        from runtime.policy import fast
+
+        quick: dict[str, type[fast.Router]] = {
+            "router": fast.Router,
+            "caee": fast.Caee,
+            "importance": fast.Importance,
+            "budget": fast.Budget,
+            "top-k": fast.TopK,
+            "skip": fast.Skip,
+            "oea": fast.Oea,
+        }
+        if spec.name in quick:
+            return quick[spec.name](resolved)
+    return plain[spec.name](resolved)
