@@ -17,6 +17,9 @@ import torch
 from probes.disk import aligned_buffer
 from probes.errors import DeviceError
 
+# About 0.2 ms at GPU clocks: longer than it takes the host to queue the copies of one sample.
+_HOLD_CYCLES = 400_000
+
 
 class Event(Protocol):
     """A point in a stream's work."""
@@ -59,6 +62,9 @@ class Backend(Protocol):
 
     def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
         """Queue a copy of all bytes on the current stream. Same dtype and size, both contiguous (asserted)."""
+
+    def hold(self) -> None:
+        """Keep the current stream busy for a moment, so that what is queued next runs back to back when it ends."""
 
     def record(self) -> Event:
         """Mark the current stream's present end."""
@@ -108,6 +114,9 @@ class TorchBackend:
         check_copy(destination, source)
         destination.copy_(source, non_blocking=True)
 
+    def hold(self) -> None:
+        self._queue.hold()
+
     def record(self) -> Event:
         return self._queue.record()
 
@@ -142,6 +151,9 @@ class HostQueue:
     @contextlib.contextmanager
     def use(self, stream: Stream) -> Iterator[None]:
         yield
+
+    def hold(self) -> None:
+        return
 
     def record(self) -> HostEvent:
         return HostEvent(time.perf_counter())
@@ -189,6 +201,12 @@ class DeviceQueue:
     def use(self, stream: Stream) -> Iterator[None]:
         with self._module.stream(stream):
             yield
+
+    def hold(self) -> None:
+        spin = getattr(self._module, "_sleep", None)
+        if spin is not None:
+            with self._module.device(self._device):
+                spin(_HOLD_CYCLES)
 
     def record(self) -> DeviceEvent:
         event = self._module.Event(enable_timing=True)

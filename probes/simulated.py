@@ -113,6 +113,9 @@ class SimulatedBackend:
         self.copies += 1
         self._now += self.link.seconds(source.nbytes)
 
+    def hold(self) -> None:
+        return
+
     def record(self) -> Event:
         return HostEvent(self._now)
 

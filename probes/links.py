@@ -1,0 +1,114 @@
+"""Measuring one link as planned: warmed up, interleaved, verified, with its burst told from what lasts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from probes.contention import contention
+from probes.errors import DeviceError
+from probes.plan import LinkPlan
+from probes.records import LinkKind, LinkMeasurement, LinkStatus
+from probes.sampling import Limits, Sweep, bandwidth, find_burst, sweep
+from probes.transfers import BrokenTransferError, Transfer
+from probes.units import format_rate
+
+# Sizes are rounded up to whole pages: that is what a direct read moves, and what a copy of words allows.
+GRANULARITY = 4096
+# A disk's credit is read away before the samples are taken, for this share of the link's time.
+_DRAIN_SHARE = 0.25
+_DRAIN_WINDOWS = 24
+_DRAIN_BYTES = 8 << 20
+
+
+def measure_link(
+    plan: LinkPlan,
+    sizes: Sequence[int],
+    limits: Limits,
+    *,
+    seed: int = 0,
+    progress: Callable[[float], None] = lambda share: None,
+) -> LinkMeasurement:
+    """Measure ``plan``; what cannot be measured becomes ``waived``, what delivers wrong bytes ``broken``."""
+    if plan.waived is not None:
+        return _result(plan, LinkStatus.WAIVED, reason=plan.waived)
+    try:
+        transfer = plan.makers[0]()
+        burst = _drain(transfer, limits.seconds * _DRAIN_SHARE) if plan.kind is LinkKind.DISK_TO_HOST else None
+        taken = _sweep(plan, transfer, sizes, limits, seed, progress)
+    except BrokenTransferError as error:
+        return _result(plan, LinkStatus.BROKEN, reason=str(error))
+    except DeviceError as error:
+        return _result(plan, LinkStatus.WAIVED, reason=error.message)
+    rates = bandwidth(taken.samples)
+    warnings = [*transfer.notes, *taken.warnings]
+    burst_rate = burst if burst is not None and rates is not None and burst > rates.median else None
+    if burst_rate is not None and rates is not None:
+        warnings.append(
+            f"short bursts reach {format_rate(burst_rate)}; the samples were taken after the burst was over"
+        )
+    return LinkMeasurement(
+        kind=plan.kind,
+        source=plan.source,
+        destination=plan.destination,
+        mode=plan.mode,
+        concurrency=plan.concurrency,
+        status=LinkStatus.OK if taken.unstable is None else LinkStatus.UNSTABLE,
+        reason=taken.unstable,
+        convention=plan.convention,
+        bandwidth_bytes_per_s=rates,
+        burst_bytes_per_s=burst_rate,
+        samples=taken.samples,
+        warnings=tuple(warnings),
+    )
+
+
+def _sweep(
+    plan: LinkPlan,
+    transfer: Transfer,
+    sizes: Sequence[int],
+    limits: Limits,
+    seed: int,
+    progress: Callable[[float], None],
+) -> Sweep:
+    fitting = [size for size in sizes if size <= transfer.max_bytes]
+    if len(plan.makers) == 1:
+        return sweep(transfer.timed, fitting, limits, seed=seed, progress=progress)
+    with contention(plan.makers[1:], on_host=transfer.runs_on_host) as others:
+
+        def take(size_bytes: int) -> float:
+            others.set_size(size_bytes)
+            return transfer.timed(size_bytes)
+
+        return sweep(take, fitting, limits, seed=seed, progress=progress)
+
+
+def _drain(transfer: Transfer, seconds: float) -> float | None:
+    """Read without a pause for ``seconds``; the rate of the burst at the start, if there was one."""
+    size = min(_DRAIN_BYTES, transfer.max_bytes)
+    window = seconds / _DRAIN_WINDOWS
+    start = begin = time.monotonic()
+    moved = 0
+    rates: list[float] = []
+    while begin < start + seconds:
+        transfer.load(size)
+        moved += size
+        now = time.monotonic()
+        if now - begin >= window:
+            rates.append(moved / (now - begin))
+            begin, moved = now, 0
+    burst = find_burst(rates)
+    return None if burst is None else burst.burst
+
+
+def _result(plan: LinkPlan, status: LinkStatus, *, reason: str) -> LinkMeasurement:
+    return LinkMeasurement(
+        kind=plan.kind,
+        source=plan.source,
+        destination=plan.destination,
+        mode=plan.mode,
+        concurrency=plan.concurrency,
+        status=status,
+        reason=reason,
+        convention=plan.convention,
+    )

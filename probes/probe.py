@@ -1,0 +1,188 @@
+"""One probe: the machine's fingerprint and every link, within a time limit that holds on a loaded machine too."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from probes.backend import TorchBackend
+from probes.devices import find_devices
+from probes.errors import Interrupted, UsageError
+from probes.fingerprint import take_fingerprint
+from probes.groups import link_groups
+from probes.ids import new_id, now
+from probes.links import GRANULARITY, measure_link
+from probes.plan import BackendFactory, LinkPlan, plan_links
+from probes.records import Concurrency, Device, LinkKind, LinkMeasurement, Probe
+from probes.sampling import Limits
+from probes.scratch import make_scratch
+
+# Together with start-up and storing, a default probe takes at most 30 s, a quick one 15.
+FULL_SECONDS = 20.0
+QUICK_SECONDS = 8.0
+_SMALLEST_BYTES = 4 << 10
+_LARGEST_BYTES = {"full": 64 << 20, "quick": 16 << 20}
+_LARGEST_DISK_BYTES = 32 << 20
+_LARGEST_GPU_BYTES = {"full": 512 << 20, "quick": 64 << 20}
+_STEP = {"full": 2, "quick": 4}
+_SCRATCH_BYTES = {"full": 512 << 20, "quick": 256 << 20}
+_WRITE_SHARE = 0.15
+# A disk scatters more than memory, and its burst has to be spent first.
+_WEIGHTS = {LinkKind.DISK_TO_HOST: 2.0}
+_LEAST_LINK_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeOptions:
+    """What to measure. ``devices``: as ``--devices``; None for what the machine offers.
+
+    ``sizes``: instead of the geometric sweep; ``extra_sizes``: beside it, such as the bytes of the model's experts.
+    ``disk_folder``: where the disk is measured. ``seconds``: time for measuring, without start-up.
+    """
+
+    disk_folder: Path
+    devices: str | None = None
+    quick: bool = False
+    sizes: tuple[int, ...] | None = None
+    extra_sizes: tuple[int, ...] = ()
+    seconds: float | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        wrong = [size for size in (*(self.sizes or ()), *self.extra_sizes) if size <= 0]
+        if wrong:
+            raise UsageError(f"a transfer of {wrong[0]} bytes cannot be measured", hint="sizes are positive")
+        if self.sizes is not None and len(set(self.sizes)) < 3:
+            raise UsageError("fewer than three sizes cannot tell latency from bandwidth", hint="give more --sizes")
+        if self.seconds is not None and self.seconds <= 0:
+            raise UsageError("there is no time to measure anything", hint="allow some seconds")
+
+    @property
+    def scale(self) -> str:
+        return "quick" if self.quick else "full"
+
+    def sizes_for(self, kind: LinkKind) -> tuple[int, ...]:
+        """Ascending sizes of whole pages to measure links of ``kind`` with."""
+        largest = _LARGEST_BYTES[self.scale]
+        if kind is LinkKind.DISK_TO_HOST:
+            largest = min(largest, _LARGEST_DISK_BYTES)
+        elif kind is not LinkKind.HOST_MEMORY:
+            largest = _LARGEST_GPU_BYTES[self.scale]
+        sizes = list(self.sizes or ())
+        size = _SMALLEST_BYTES
+        while not self.sizes and size <= largest:
+            sizes.append(size)
+            size *= _STEP[self.scale]
+        return tuple(sorted({-(-size // GRANULARITY) * GRANULARITY for size in (*sizes, *self.extra_sizes)}))
+
+
+class ProbeInterrupted(Interrupted):
+    """Stopped by the user; ``probe`` holds the links that were complete, or is None."""
+
+    def __init__(self, probe: Probe | None) -> None:
+        super().__init__("interrupted")
+        self.probe = probe
+
+
+Progress = Callable[[str, float], None]
+
+
+def probe(
+    options: ProbeOptions,
+    *,
+    make_backend: BackendFactory = TorchBackend,
+    progress: Progress = lambda what, share: None,
+) -> Probe:
+    """Measure this machine. ``progress`` is told what is being measured and the share of the work that is done.
+
+    Raises ``UsageError`` or ``DeviceError`` for devices that are not here, and ``ProbeInterrupted`` on Ctrl-C.
+    """
+    deadline = time.monotonic() + (options.seconds or (QUICK_SECONDS if options.quick else FULL_SECONDS))
+    progress("fingerprint", 0.0)
+    devices = find_devices(options.devices)
+    fingerprint = take_fingerprint(devices, options.disk_folder)
+    links: list[LinkMeasurement] = []
+    stopped = False
+    try:
+        for link in _measure(options, devices, make_backend, deadline, progress):
+            links.append(link)
+    except KeyboardInterrupt:
+        stopped = True
+    found = Probe(
+        probe_id=new_id(),
+        created_at=now(),
+        fingerprint=fingerprint,
+        devices=devices,
+        links=tuple(links),
+        link_groups=link_groups(links, devices, sizes=options.extra_sizes),
+        warnings=("interrupted: not all links were measured",) if stopped else (),
+    )
+    if stopped:
+        raise ProbeInterrupted(found if any(link.samples for link in links) else None)
+    return found
+
+
+def _measure(
+    options: ProbeOptions,
+    devices: tuple[Device, ...],
+    make_backend: BackendFactory,
+    deadline: float,
+    progress: Progress,
+) -> Iterator[LinkMeasurement]:
+    """One link after the other; what one leaves of its time, the following share."""
+    progress("writing a file to read", 0.01)
+    start = time.monotonic()
+    scratch = make_scratch(
+        options.disk_folder,
+        size_bytes=_SCRATCH_BYTES[options.scale],
+        seconds=(deadline - start) * _WRITE_SHARE,
+        seed=options.seed,
+    )
+    max_bytes = max(options.sizes_for(LinkKind.HOST_TO_DEVICE if devices[0].kind != "cpu" else LinkKind.HOST_MEMORY))
+    with contextlib.closing(scratch), _one_thread():
+        plans = plan_links(devices, scratch, max_bytes=max_bytes, seed=options.seed, make_backend=make_backend)
+        weight_left = sum(_weight(plan) for plan in plans)
+        for plan in plans:
+            begin = time.monotonic()
+            weight = _weight(plan)
+            seconds = max(_LEAST_LINK_SECONDS, (deadline - begin) * weight / weight_left if weight else 0.0)
+            done, whole = (begin - start) / (deadline - start), seconds / (deadline - start)
+            yield measure_link(
+                plan,
+                options.sizes_for(plan.kind),
+                Limits(seconds=seconds),
+                seed=options.seed,
+                progress=_shifted(progress, _describe(plan), done, whole),
+            )
+            weight_left -= weight
+    progress("done", 1.0)
+
+
+def _weight(plan: LinkPlan) -> float:
+    return 0.0 if plan.waived is not None else _WEIGHTS.get(plan.kind, 1.0)
+
+
+def _describe(plan: LinkPlan) -> str:
+    mode = f" {plan.mode}" if plan.mode else ""
+    together = ", all at once" if plan.concurrency is Concurrency.ALL else ""
+    return f"{plan.kind.replace('_', ' ')} {plan.source} → {plan.destination}{mode}{together}"
+
+
+def _shifted(progress: Progress, what: str, done: float, whole: float) -> Callable[[float], None]:
+    return lambda share: progress(what, min(1.0, done + whole * share))
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    # A rank copies and reads with one thread; torch would split large copies among all of the machine's.
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)

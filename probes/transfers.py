@@ -1,0 +1,180 @@
+"""One transfer at a time: timed and verified, or repeated as load for others.
+
+Every timed transfer moves bytes that were changed just before and is compared with its source afterwards: there are
+links that accept a copy and deliver garbage.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from probes.backend import Backend
+from probes.content import FileContent
+from probes.disk import ALIGNMENT, DirectFile, aligned_buffer
+from probes.errors import DeviceError
+
+# Copies of one sample that are timed together: a clock read costs as much as a small copy.
+_COPIES_PER_SAMPLE = 64
+_BYTES_PER_SAMPLE = 1 << 18
+# One int64 of every 64 is changed before a copy, so that no 512 bytes can arrive by having been there before.
+_STAMP_STRIDE = 64
+_SMALLEST_POOL_BYTES = 1 << 20
+
+
+class BrokenTransferError(Exception):
+    """Bytes arrived that were not sent."""
+
+
+class Transfer(Protocol):
+    """A way for bytes from one place to another, with its buffers.
+
+    ``max_bytes``: the largest transfer the buffers allow. ``runs_on_host``: the CPU does the work, so that load beside
+    it needs a process of its own. ``notes``: what had to be done differently from what was asked.
+    """
+
+    max_bytes: int
+    runs_on_host: bool
+    notes: tuple[str, ...]
+
+    def timed(self, size_bytes: int) -> float:
+        """Seconds that one transfer took. Raises ``BrokenTransferError`` where the bytes did not arrive."""
+
+    def load(self, size_bytes: int) -> None:
+        """The same transfer, neither timed nor verified."""
+
+
+class CopyTransfer:
+    """Copies between two pools of memory, each several times the caches, at ever new places.
+
+    ``read+write``: inside one memory, where reading and writing share the bandwidth, a copy of n bytes counts as 2n.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        source: torch.Tensor,
+        destination: torch.Tensor,
+        *,
+        read_and_write: bool = False,
+        notes: tuple[str, ...] = (),
+    ) -> None:
+        assert source.numel() == destination.numel()
+        self._backend = backend
+        self._source = source
+        self._destination = destination
+        self._ways = 2 if read_and_write else 1
+        self._at = 0
+        self.max_bytes = source.numel() * self._ways
+        self.runs_on_host = backend.device.type == "cpu"
+        self.notes = notes
+        _fill_random(source)
+
+    def timed(self, size_bytes: int) -> float:
+        chunk, copies, source, destination = self._next_regions(size_bytes)
+        source.view(torch.int64)[::_STAMP_STRIDE] = random.getrandbits(62)
+        pairs = list(zip(torch.split(destination, chunk), torch.split(source, chunk), strict=True))
+        self._backend.synchronize()
+        self._backend.hold()
+        start = self._backend.record()
+        for to, from_ in pairs:
+            self._backend.copy(to, from_)
+        end = self._backend.record()
+        end.synchronize()
+        _verify(source, destination)
+        return self._backend.elapsed(start, end) / copies
+
+    def load(self, size_bytes: int) -> None:
+        chunk, _, source, destination = self._next_regions(size_bytes)
+        for to, from_ in zip(torch.split(destination, chunk), torch.split(source, chunk), strict=True):
+            self._backend.copy(to, from_)
+        self._backend.record().synchronize()
+
+    def _next_regions(self, size_bytes: int) -> tuple[int, int, torch.Tensor, torch.Tensor]:
+        """Bytes of one copy, number of copies, and as much of both pools, further on than last time."""
+        chunk = size_bytes // self._ways
+        assert chunk % 8 == 0, f"{size_bytes} bytes are no whole number of words"
+        room = self._source.numel() // chunk
+        copies = min(room, _COPIES_PER_SAMPLE, max(1, _BYTES_PER_SAMPLE // chunk))
+        if self._at + chunk * copies > self._source.numel():
+            self._at = 0
+        region = slice(self._at, self._at + chunk * copies)
+        self._at += -(-chunk * copies // ALIGNMENT) * ALIGNMENT
+        return chunk, copies, self._source[region], self._destination[region]
+
+
+class DiskTransfer:
+    """Reads of a file at random places of one reader's own part of it."""
+
+    runs_on_host = True
+
+    def __init__(self, file: DirectFile, content: FileContent, *, part: int, parts: int, seed: int) -> None:
+        self._file = file
+        self._content = content
+        length = content.size_bytes // parts // ALIGNMENT * ALIGNMENT
+        self._start = part * length
+        self._buffer = aligned_buffer(length // 4)
+        self._length = length
+        self._random = random.Random(seed * 1000 + part)
+        self.max_bytes = self._buffer.numel()
+        self.notes: tuple[str, ...] = () if file.reason is None else (file.reason,)
+
+    def timed(self, size_bytes: int) -> float:
+        offset = self._next_offset(size_bytes)
+        start = time.perf_counter()
+        part = self._file.read_into(offset, size_bytes, self._buffer)
+        seconds = time.perf_counter() - start
+        if not self._content.matches(offset, part.numpy()):
+            raise BrokenTransferError(f"bytes {offset} to {offset + size_bytes} were read back wrong")
+        return seconds
+
+    def load(self, size_bytes: int) -> None:
+        self._file.read_into(self._next_offset(size_bytes), size_bytes, self._buffer)
+
+    def _next_offset(self, size_bytes: int) -> int:
+        places = (self._length - size_bytes) // ALIGNMENT
+        return self._start + self._random.randrange(places + 1) * ALIGNMENT
+
+
+def pool_pair(
+    backend: Backend, pool_bytes: int, *, source: str, destination: str, pinned: bool
+) -> tuple[torch.Tensor, torch.Tensor, tuple[str, ...]]:
+    """Two pools of equal size on ``host`` or ``device``; smaller than asked, and said so, where memory is short.
+
+    Raises ``DeviceError`` when not even the smallest useful pool can be had.
+    """
+    asked = pool_bytes
+    while True:
+        try:
+            pair = [
+                backend.host_buffer(pool_bytes, pinned=pinned) if place == "host" else backend.device_buffer(pool_bytes)
+                for place in (source, destination)
+            ]
+        except DeviceError:
+            if pool_bytes // 2 < _SMALLEST_POOL_BYTES:
+                raise
+            pool_bytes //= 2
+            continue
+        note = f"buffers of {pool_bytes} bytes instead of {asked}: no more memory could be had"
+        return pair[0], pair[1], (note,) if pool_bytes < asked else ()
+
+
+def _fill_random(pool: torch.Tensor) -> None:
+    # One random block repeated: generating every byte would take longer than measuring; the stamps make them differ.
+    block = torch.from_numpy(np.random.default_rng(0).integers(0, 256, min(pool.numel(), 1 << 20), dtype=np.uint8))
+    for start in range(0, pool.numel(), block.numel()):
+        part = pool[start : start + block.numel()]
+        part.copy_(block[: part.numel()])
+
+
+def _verify(source: torch.Tensor, destination: torch.Tensor) -> None:
+    arrived = destination if destination.device == source.device else destination.to(source.device)
+    # As words, which compare eight times as fast as bytes.
+    if torch.equal(arrived.view(torch.int64), source.view(torch.int64)):
+        return
+    wrong = torch.nonzero(arrived != source)
+    raise BrokenTransferError(f"{wrong.numel()} of {source.numel()} bytes arrived wrong, the first at {int(wrong[0])}")
