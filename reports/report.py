@@ -13,7 +13,9 @@ from typing import Any
 from probes.errors import UsageError
 from probes.files import written_whole
 from probes.records import Calibration, Probe
+from reports.info.comparison import ComparisonInfo, comparison_info
 from reports.info.run import RunInfo, run_info
+from reports.pages.comparison import comparison_page
 from reports.pages.page import Page
 from reports.pages.run import run_page
 from store.entries import RecordKind
@@ -37,11 +39,16 @@ class Report:
     """What will be written: the numbers and the page made of them."""
 
     runs: tuple[RunInfo, ...]
+    comparison: ComparisonInfo | None
     page: Page
 
     def document(self) -> dict[str, Any]:
         """Every number of the page, as the JSON document ``caee.report/1``."""
-        return {"schema": SCHEMA, "runs": [dataclasses.asdict(run) for run in self.runs]}
+        return {
+            "schema": SCHEMA,
+            "runs": [dataclasses.asdict(run) for run in self.runs],
+            "comparison": dataclasses.asdict(self.comparison) if self.comparison else None,
+        }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +67,20 @@ def parse_format(text: str) -> Format:
         raise UsageError(f"--format {text!r} is unknown", hint=f"choose one of {', '.join(Format)}") from error
 
 
-def make_report(store: Store, run_ids: Sequence[str], *, last: int | None = None) -> Report:
-    """The report of the named runs, of the ``last`` newest, or of the newest run. Raises ``StoreError``."""
-    infos = tuple(_info(store, run) for run in _runs(store, run_ids, last))
-    return Report(runs=infos, page=run_page(infos[0]))
+def make_report(
+    store: Store, run_ids: Sequence[str], *, last: int | None = None, allow_unlike_hosts: bool = False
+) -> Report:
+    """The report of the named runs, of the ``last`` newest, or of the newest run.
+
+    Raises ``StoreError`` where a run cannot be had, ``UsageError`` for a wrong choice and ``InputError`` for runs of
+    unlike hosts.
+    """
+    records = _runs(store, run_ids, last)
+    infos = tuple(_info(store, record) for record in records)
+    if len(records) == 1:
+        return Report(runs=infos, comparison=None, page=run_page(infos[0]))
+    comparison = comparison_info(records, allow_unlike_hosts=allow_unlike_hosts)
+    return Report(runs=infos, comparison=comparison, page=comparison_page(comparison, infos))
 
 
 def write_report(report: Report, output_format: Format, output: Path | None, *, force: bool = False) -> Written:
@@ -89,7 +106,10 @@ def _runs(store: Store, run_ids: Sequence[str], last: int | None) -> tuple[RunRe
     if last is not None and last < 1:
         raise UsageError(f"--last {last} asks for no run", hint="--last takes 1 or more")
     if run_ids:
-        return tuple(store.run(run_id) for run_id in run_ids)
+        found = tuple(store.run(run_id) for run_id in run_ids)
+        if len({run.run_id for run in found}) < len(found):
+            raise UsageError("a run is named twice", hint="name each run once")
+        return found
     if last is None or last == 1:
         return (store.run(),)
     # The oldest first: later runs are read against earlier ones.

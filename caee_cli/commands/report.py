@@ -18,6 +18,9 @@ def command(
     output_format: Annotated[
         str, typer.Option("--format", metavar="html|md|json|csv-dir", help="What to write.")
     ] = "html",
+    allow_unlike_hosts: Annotated[
+        bool, typer.Option("--allow-unlike-hosts", help="Compare runs even if their machines differ.")
+    ] = False,
     force: ForceOption = False,
     as_json: JsonOption = False,
     store: StoreOption = None,
@@ -33,7 +36,7 @@ def command(
 
     chosen = parse_format(output_format)
     with open_store(store) as kept:
-        report = make_report(kept, runs or [], last=last)
+        report = make_report(kept, runs or [], last=last, allow_unlike_hosts=allow_unlike_hosts)
     written = write_report(report, chosen, output, force=force)
     for warning in report.page.warnings:
         warn(warning)

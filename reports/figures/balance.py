@@ -8,7 +8,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from reports.figures import theme
-from reports.figures.card import Card, Panel, Picker, Variant, traces
+from reports.figures.card import Card, Panel, Picker, Variant, plain, traces
 from reports.info.balance import BalanceInfo, GapInfo, ImportanceInfo, LayerBalance
 from reports.info.table import DataTable, table
 from reports.info.words import number
@@ -163,10 +163,11 @@ def _layer_variant(info: BalanceInfo, layer: LayerBalance, measure: int, noun: s
         shown, unit = "%{y:.3f} ms", "ms"
         top = _peak(info, lambda of: (*of.seconds_before, *of.seconds_after)) * 1e3
         axis = {"title": {"text": "calibrated time per step (ms)"}, "range": [0, top * 1.06]}
+    names = [plain(device) for device in info.devices]
     return Variant(
         data=traces(
-            _bars("before", theme.BEFORE, info.devices, before, shown),
-            _bars("after", theme.AFTER, info.devices, after, shown),
+            _bars("before", theme.BEFORE, names, before, shown),
+            _bars("after", theme.AFTER, names, after, shown),
         ),
         layout={"yaxis": axis},
         alt=(
@@ -188,7 +189,7 @@ def _heat_panel(
     flat = [value for row in values for value in row]
     sign = "+" if key == "heat-difference" else ""
     heat = go.Heatmap(
-        x=list(info.devices),
+        x=[plain(device) for device in info.devices],
         y=layers,
         z=values,
         xgap=1,

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import html
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from reports.figures import theme
 from reports.info.table import DataTable
 
 SHOWN_DIGITS = 7
@@ -80,6 +82,16 @@ def paired(cards: Sequence[Card]) -> tuple[Card, ...]:
         found.append(card)
         waiting = None
     return (*found, replace(waiting, wide=True)) if waiting else tuple(found)
+
+
+def plain(text: str) -> str:
+    """``text`` for a plotly label, which would read tags and entities in it."""
+    return html.escape(text, quote=False)
+
+
+def series_colour(at: int) -> str:
+    """Colour of the series at this position; they repeat after seven."""
+    return theme.SERIES[at % len(theme.SERIES)]
 
 
 def traces(*made: Any) -> list[Any]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from reports.figures.card import Card
 from reports.info.machine import Fact
 from reports.info.run import PassFigures, RunInfo
-from reports.info.table import Column, DataTable, table
+from reports.info.table import Cell, DataTable, table
 from store.records import Quality, SampleText
 
 CONDITIONS = (
     ("policy", "Policy", "Every parameter, defaults included."),
+    ("state", "Machine: state", "What may differ from run to run."),
     ("workload", "Workload", "What was run, on what."),
     ("identity", "Machine: identity", "A change in any of these voids the cost models."),
-    ("state", "Machine: state", "What may differ from run to run."),
 )
 
 
@@ -93,6 +93,21 @@ def samples_card(samples: tuple[SampleText, ...]) -> Card:
     )
 
 
+def verdicts_card(runs: tuple[RunInfo, ...]) -> Card:
+    """Each run's verdict in one sentence."""
+    return Card(
+        key="verdicts",
+        title="Each run in one sentence",
+        lede="Every run against its own baseline.",
+        table=table(
+            ("run", "run"),
+            ("measured_at", "measured"),
+            ("verdict", "verdict"),
+            rows=((run.run_id, run.created_at, run.verdict.one_sentence) for run in runs),
+        ),
+    )
+
+
 def condition_cards(info: RunInfo) -> list[Card]:
     """Policy, workload and fingerprint, each fact a value or the reason why it is unknown."""
     facts = [*info.parameters, *info.fingerprint]
@@ -115,13 +130,12 @@ def _totals(figures: PassFigures, noun: str) -> list[tuple[str, float | None]]:
 
 
 def _fact_table(facts: list[Fact], group: str) -> DataTable:
-    chosen = [fact for fact in facts if fact.group == group]
-    if any(fact.reason for fact in chosen):
-        return table(
-            ("name", "name"),
-            ("value", "value"),
-            ("reason", "why unknown"),
-            rows=((fact.name, fact.value, fact.reason) for fact in chosen),
-        )
-    columns = (Column(key="name", title="name"), Column(key="value", title="value"))
-    return DataTable(columns=columns, rows=tuple((fact.name, fact.value) for fact in chosen))
+    return table(
+        ("name", "name"),
+        ("value", "value"),
+        rows=((fact.name, _known(fact)) for fact in facts if fact.group == group),
+    )
+
+
+def _known(fact: Fact) -> Cell:
+    return f"unknown: {fact.reason}" if fact.value is None and fact.reason else fact.value

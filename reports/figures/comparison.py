@@ -1,0 +1,162 @@
+"""Cards about several runs: times with intervals, the busiest device by layer, figures side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+
+from reports.figures import theme
+from reports.figures.card import Card, Panel, plain, series_colour, traces
+from reports.info.comparison import ComparedRun, ComparisonInfo
+from reports.info.table import Cell, Column, DataTable, table
+from reports.info.verdict import movement_noun
+from reports.info.words import change_with_interval, percent
+from store.records import Estimate, Ratio
+
+ROW_PIXELS = 44
+
+
+def tpot_card(info: ComparisonInfo) -> Card:
+    """Median TPOT of every run, baseline and policy, with intervals."""
+    runs = info.runs
+    return Card(
+        key="runs-tpot",
+        title="Time per output token, run by run",
+        lede="Median over all pairs with its 95 % bootstrap interval, without and with the run's policy.",
+        table=table(
+            ("run", "run"),
+            ("pass", "pass"),
+            ("median_seconds", "median", "s"),
+            ("low_seconds", "95 % low", "s"),
+            ("high_seconds", "95 % high", "s"),
+            rows=(
+                (run.run_id, name, estimate.median, *estimate.ci95)
+                for run in runs
+                for name, estimate in (("baseline", run.tpot_baseline), ("with policy", run.tpot_policy))
+            ),
+        ),
+        panels=(
+            Panel(
+                key="runs-tpot",
+                data=traces(
+                    _medians("baseline", theme.BEFORE, runs, [run.tpot_baseline for run in runs]),
+                    _medians("with policy", theme.AFTER, runs, [run.tpot_policy for run in runs]),
+                ),
+                layout={
+                    "height": 130 + ROW_PIXELS * len(runs),
+                    "xaxis": {"title": {"text": "TPOT (ms)"}},
+                    "yaxis": {"type": "category", "range": [len(runs) - 0.5, -0.5]},
+                },
+                alt="; ".join(f"{run.label}: TPOT {change_with_interval(run.gain_tpot)}" for run in runs) + ".",
+            ),
+        ),
+    )
+
+
+def busiest_card(info: ComparisonInfo) -> Card:
+    """Busiest device's movements by layer, one line per run."""
+    noun = movement_noun(info.tier)
+    lines = [
+        go.Scatter(
+            name=plain(run.label),
+            x=[layer for layer, _, _ in run.busiest_by_layer],
+            y=[after for _, _, after in run.busiest_by_layer],
+            mode="lines+markers",
+            line={"color": series_colour(at), "width": 2},
+            marker={"size": 5, "color": series_colour(at)},
+            hovertemplate=f"layer %{{x}}: %{{y:.2f}} {noun}<extra>%{{fullData.name}}</extra>",
+        )
+        for at, run in enumerate(info.runs)
+    ]
+    return Card(
+        key="runs-layers",
+        title="Busiest device by layer",
+        lede=f"Mean {noun} per step of each layer's busiest device, under each run's policy.",
+        table=table(
+            ("run", "run"),
+            ("layer", "layer"),
+            ("busiest_before", "before", f"{noun} per step"),
+            ("busiest_after", "after", f"{noun} per step"),
+            rows=((run.run_id, *row) for run in info.runs for row in run.busiest_by_layer),
+        ),
+        panels=(
+            Panel(
+                key="runs-layers",
+                data=traces(*lines),
+                layout={
+                    "height": 320,
+                    "xaxis": {"title": {"text": "layer"}},
+                    "yaxis": {"title": {"text": f"{noun} per step"}, "rangemode": "tozero"},
+                },
+                alt=f"A line for each of {len(info.runs)} runs over their layers.",
+            ),
+        ),
+    )
+
+
+def side_by_side_card(info: ComparisonInfo) -> Card:
+    """A column for each run."""
+    noun = movement_noun(info.tier)
+    figures: tuple[tuple[str, Callable[[ComparedRun], Cell]], ...] = (
+        ("run", lambda run: run.run_id),
+        ("model", lambda run: run.model),
+        ("policy", lambda run: run.policy),
+        ("TPOT against baseline", lambda run: change_with_interval(run.gain_tpot)),
+        ("TTFT against baseline", lambda run: change_with_interval(run.gain_ttft)),
+        ("TPOT against the first run", lambda run: _against_first(run.tpot_against_first)),
+        ("TTFT against the first run", lambda run: _against_first(run.ttft_against_first)),
+        (f"{noun} of the busiest device, baseline", lambda run: run.movements_baseline),
+        (f"{noun} of the busiest device, with policy", lambda run: run.movements_policy),
+        ("cache hit rate, with policy", lambda run: run.hit_rate_policy),
+        ("removed importance", lambda run: run.removed_importance),
+        ("held-out loss against baseline", _loss),
+        ("same most likely token", lambda run: run.top1_agreement),
+    )
+    return Card(
+        key="side-by-side",
+        title="Side by side",
+        lede="Differences against the first run compare the passes with policy; those samples are not paired.",
+        table=DataTable(
+            columns=(
+                Column(key="figure", title="figure"),
+                *(Column(key=run.run_id, title=run.label) for run in info.runs),
+            ),
+            rows=tuple((name, *(figure(run) for run in info.runs)) for name, figure in figures),
+        ),
+    )
+
+
+def _against_first(ratio: Ratio | None) -> str:
+    return change_with_interval(ratio) if ratio else "the first"
+
+
+def _loss(run: ComparedRun) -> str | None:
+    if run.loss_rise is None:
+        return None
+    low, high = (percent(bound, signed=True) for bound in run.loss_rise.ci95)
+    return f"{percent(run.loss_rise.value, signed=True)} (95 % interval {low} to {high})"
+
+
+def _medians(name: str, colour: str, runs: Sequence[ComparedRun], estimates: list[Estimate]) -> Any:
+    return go.Scatter(
+        name=name,
+        x=[estimate.median * 1e3 for estimate in estimates],
+        y=[plain(run.label) for run in runs],
+        mode="markers",
+        marker={"size": 10, "color": colour},
+        error_x={
+            "type": "data",
+            "symmetric": False,
+            "array": [(estimate.ci95[1] - estimate.median) * 1e3 for estimate in estimates],
+            "arrayminus": [(estimate.median - estimate.ci95[0]) * 1e3 for estimate in estimates],
+            "color": colour,
+            "thickness": 2,
+            "width": 5,
+        },
+        customdata=[[estimate.ci95[0] * 1e3, estimate.ci95[1] * 1e3] for estimate in estimates],
+        hovertemplate=(
+            f"{name}: %{{x:.3f}} ms, 95 % interval %{{customdata[0]:.3f}} to %{{customdata[1]:.3f}} ms<extra></extra>"
+        ),
+    )

@@ -1,0 +1,85 @@
+"""The page of several runs side by side."""
+
+from __future__ import annotations
+
+from probes.units import format_seconds
+from reports.figures.card import Card, Section
+from reports.figures.comparison import busiest_card, side_by_side_card, tpot_card
+from reports.figures.facts import verdicts_card
+from reports.figures.frontier import frontier_card, sweep_card
+from reports.info.comparison import ComparedRun, ComparisonInfo
+from reports.info.run import RunInfo
+from reports.info.verdict import KeyFigure
+from reports.info.words import change, change_with_interval, percent, plural
+from reports.pages.page import Page
+
+
+def comparison_page(info: ComparisonInfo, runs: tuple[RunInfo, ...]) -> Page:
+    """Which run is fastest, what it gives up, and how sure that is. ``runs`` has each run's own verdict."""
+    best = min(info.runs, key=lambda run: run.tpot_policy.median)
+    ahead = best.tpot_against_first is not None and best.tpot_against_first.outside_noise
+    return Page(
+        title=f"{plural(len(info.runs), 'run')} side by side",
+        facts=(("Runs", ", ".join(run.run_id for run in info.runs)), ("Compared with", info.runs[0].run_id)),
+        badge="A faster run, outside the noise" if ahead else "Inside the noise",
+        tone="good" if ahead else "neutral",
+        headline=_headline(info, best, ahead=ahead),
+        sentences=_sentences(info),
+        next_steps=(),
+        key_figures=tuple(_key_figure(run) for run in info.runs),
+        warnings=_warnings(info),
+        sections=(
+            Section(key="times", title="Times", cards=(tpot_card(info), side_by_side_card(info))),
+            Section(key="policies", title="Policies", cards=_policy_cards(info)),
+            Section(key="devices", title="Devices", cards=(busiest_card(info),)),
+            Section(key="verdicts", title="Verdicts", cards=(verdicts_card(runs),)),
+        ),
+    )
+
+
+def _headline(info: ComparisonInfo, best: ComparedRun, *, ahead: bool) -> str:
+    first = info.runs[0]
+    if ahead and best.tpot_against_first:
+        cut = percent(1 - best.tpot_against_first.ratio)
+        return f"{best.label} is fastest: {cut} less time per output token than {first.label}."
+    return f"No run is faster than the first, {first.label}, beyond the noise."
+
+
+def _sentences(info: ComparisonInfo) -> tuple[str, ...]:
+    found = [f"{plural(len(info.runs), 'run')}, each with its own interleaved baseline, compared with the first."]
+    for run in info.runs:
+        text = f"{run.label}: {format_seconds(run.tpot_policy.median)} per output token"
+        text += f", {change_with_interval(run.gain_tpot)} against its baseline"
+        if run.tpot_against_first:
+            text += f", {change_with_interval(run.tpot_against_first)} against the first"
+        if run.loss_rise:
+            text += f"; held-out loss {percent(run.loss_rise.value, signed=True)}"
+        found.append(f"{text}.")
+    return tuple(found)
+
+
+def _warnings(info: ComparisonInfo) -> tuple[str, ...]:
+    found = []
+    if info.unlike_hosts:
+        found.append(f"These runs were measured on unlike hosts: {', '.join(info.unlike_hosts)} differ.")
+    settings = [name for name in info.differing if name != "policy"]
+    if settings:
+        found.append(f"More than the policy differs between these runs: {', '.join(settings)}.")
+    return tuple(found)
+
+
+def _policy_cards(info: ComparisonInfo) -> tuple[Card, ...]:
+    sweep = info.sweep
+    return (frontier_card(info), *([sweep_card(sweep)] if sweep else []))
+
+
+def _key_figure(run: ComparedRun) -> KeyFigure:
+    low, high = run.gain_tpot.ci95
+    return KeyFigure(
+        label=run.label,
+        before=format_seconds(run.tpot_baseline.median),
+        after=format_seconds(run.tpot_policy.median),
+        change=change(run.gain_tpot.ratio),
+        interval=f"95 % interval {change(low)} to {change(high)}",
+        tone=run.outcome.tone,
+    )
