@@ -101,7 +101,7 @@ def _per_token(
 ) -> ImportedTrace:
     used_LK: Bools = np.zeros((len(to_logical_LP), 0), dtype=np.bool_)
     for number, record in enumerate(records):
-        used = (_topk_ids(record, len(to_logical_LP), f"{path}, record {number}") >= 0).any(axis=1)
+        used = np.any(_topk_ids(record, len(to_logical_LP), f"{path}, record {number}") >= 0, axis=1)
         if used_LK.shape[1] not in (0, used.shape[1]):
             raise TraceError(f"{path}, record {number}: {used.shape[1]} slots a token, {used_LK.shape[1]} before")
         used_LK = np.logical_or(used_LK, used) if used_LK.shape[1] else used

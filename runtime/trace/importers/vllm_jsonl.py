@@ -173,7 +173,7 @@ def _tokens(source: SourceFile, meta: TraceMeta) -> Iterator[_Token]:
     if pending:
         head = next(iter(pending.values()))
         raise TraceError(
-            f"{source.path}: token {head.index} of request {head.request!r} lacks {head.missing} of its {layers} layers",
+            f"{source.path}: token {head.index} of request {head.request!r} lacks {head.missing} of {layers} layers",
             hint="the log is cut off, or some layers were not logged for every token",
         )
 
