@@ -8,11 +8,11 @@ import sqlalchemy as sa
 
 from probes.errors import StoreError
 from store import queries
-from store.codec import to_text
+from store.codec import digest
 from store.database import Database
 from store.entries import Problem
 from store.faults import DamagedStoreError
-from store.kinds import Kept, digest, rekept
+from store.kinds import Kept, rekept
 from store.rows import take_apart
 from store.schema import DEPENDENCIES, LINKS, RECORDS, RUNS
 
@@ -65,7 +65,7 @@ def _record_fault(connection: sa.Connection, record_id: str) -> str | None:
         return None  # another process has deleted it since
     entry = queries.find(connection, None, record_id)
     document = queries.document(connection, record_id)
-    if digest(to_text(document)) != stored["sha256"]:
+    if digest(document) != stored["sha256"]:
         return "its content is not what was saved"
     try:
         kept = rekept(entry.kind, record_id, entry.created_at, document)

@@ -6,6 +6,7 @@ unknown key is an error. Numbers are finite: JSON has no NaN, and a quantity tha
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import sys
@@ -58,8 +59,14 @@ def decode(document: Any, record_type: type[T]) -> T:
 
 
 def to_text(document: Any) -> str:
-    """``document`` as compact JSON in one spelling: sorted keys, ASCII (a lone surrogate in a file name survives)."""
-    return json.dumps(document, allow_nan=False, sort_keys=True, separators=(",", ":"))
+    """``document`` as compact JSON, in ASCII, so that a file name that is no UTF-8 survives."""
+    return json.dumps(document, allow_nan=False, separators=(",", ":"))
+
+
+def digest(document: Any) -> str:
+    """SHA-256 of ``document`` as JSON; the order of keys does not count."""
+    text = json.dumps(document, allow_nan=False, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def from_text(text: str | bytes) -> Any:

@@ -35,7 +35,7 @@ class Database:
                 connection.execution_options(caee_writes=writes)
                 with connection.begin():
                     yield connection
-        except (sqlalchemy.exc.SQLAlchemyError, OverflowError, UnicodeEncodeError) as error:
+        except (sqlalchemy.exc.SQLAlchemyError, sqlite3.Error, OverflowError, UnicodeError) as error:
             raise explain(error, self.location) from error
 
 

@@ -23,6 +23,8 @@ _SQLITE = {
     "SQLITE_CANTOPEN": ("cannot be opened", "look at the permissions of the file and its folder, or use --store PATH"),
     "SQLITE_NOTADB": ("is not a database", "name another file with --store PATH"),
 }
+# What the driver says of a database that is sound as such but not as a store.
+_DAMAGE_REASONS = ("Could not decode to UTF-8", "no such table", "no such column")
 _DAMAGED = ("is damaged", "caee store check says what is affected; restore the file from a copy")
 
 
@@ -33,7 +35,9 @@ def explain(error: Exception, location: str) -> StoreError:
     # An extended code begins with its primary one: SQLITE_IOERR_WRITE.
     primary = "_".join(code.split("_")[:2])
     reason = " ".join(str(origin).split())
-    if primary == "SQLITE_CORRUPT" or "Could not decode to UTF-8" in reason:
+    # The driver cannot even decode its own message where that quotes a damaged schema.
+    damaged = primary == "SQLITE_CORRUPT" or isinstance(origin, UnicodeDecodeError)
+    if damaged or reason.startswith(_DAMAGE_REASONS):
         what, hint = _DAMAGED
         return DamagedStoreError(f"the store {location} {what} ({reason})", hint=hint)
     if primary in _SQLITE:

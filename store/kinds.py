@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from probes.errors import StoreError
 from probes.records import Calibration, Fingerprint, LinkStatus, Probe
-from store.codec import decode, encode, from_text, to_text
+from store.codec import decode, digest, encode, from_text, to_text
 from store.entries import RecordKind
 from store.records import RunRecord
 
@@ -30,10 +29,6 @@ class Kept:
     machine: str | None
     needs: tuple[str, ...]
     document: dict[str, Any]
-
-    @property
-    def text(self) -> str:
-        return to_text(self.document)
 
 
 def kept(record: Record) -> Kept:
@@ -86,11 +81,7 @@ def rekept(kind: RecordKind, record_id: str, created_at: str, document: Any) -> 
 def machine_digest(fingerprint: Fingerprint) -> str:
     """Equal for two fingerprints exactly when no identity field changed; an unknown field counts as absent."""
     known = {name: field.value for name, field in fingerprint.identity.items() if field.value is not None}
-    return hashlib.sha256(to_text(known).encode()).hexdigest()
-
-
-def digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
+    return digest(known)
 
 
 def _identifier(text: str) -> str:

@@ -56,6 +56,10 @@ def prepare_file(file: Path, *, create: bool) -> None:
         if not create:
             raise StoreError(f"there is no store at {file}", hint="caee probe makes one; --store names another")
         file.parent.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError) as error:
+        raise StoreError(
+            f"the store cannot be at {file}: a part of that path is a file", hint="name another with --store PATH"
+        ) from error
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise StoreError(

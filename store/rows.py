@@ -7,9 +7,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from store.codec import from_text, to_text
+from store.codec import digest, from_text, to_text
 from store.entries import RecordKind
-from store.kinds import Kept, digest
+from store.kinds import Kept
 from store.schema import DEPENDENCIES, LINKS, MODELS, RECORDS, RUNS, SAMPLES
 
 Row = Mapping[str, Any]
@@ -28,15 +28,14 @@ def take_apart(kept: Kept) -> Rows:
     document = dict(kept.document)
     links = document.pop("links") if kept.kind is RecordKind.PROBE else []
     models = document.pop("models") if kept.kind is RecordKind.CALIBRATION else []
-    text = kept.text
     record = {
         "record_id": kept.record_id,
         "kind": kept.kind.value,
         "created_at": kept.created_at,
         "summary": kept.summary,
         "machine": kept.machine,
-        "size_bytes": len(text),
-        "sha256": digest(text),
+        "size_bytes": len(to_text(kept.document)),
+        "sha256": digest(kept.document),
         "document": to_text(document),
     }
     return {
@@ -66,7 +65,7 @@ def put_together(
 
 def _whole(row: Row, fields: tuple[str, ...]) -> dict[str, Any]:
     details: dict[str, Any] = from_text(row["details"])
-    return details | {name: row[name] for name in fields}
+    return {name: row[name] for name in fields} | details
 
 
 def _link_row(probe_id: str, number: int, link: dict[str, Any]) -> dict[str, Any]:
