@@ -24,6 +24,9 @@ from store.session import Store
 
 SCHEMA = "caee.report/1"
 
+# A file name that is no UTF-8 reaches us as lone surrogates, which no file can hold: their escapes are written.
+_LONE_SURROGATES = "backslashreplace"
+
 
 class Format(StrEnum):
     """``csv-dir`` is a folder with one CSV file per card; the others are one file."""
@@ -92,7 +95,7 @@ def write_report(report: Report, output_format: Format, output: Path | None, *, 
     path = output if output is not None else Path(_default_name(report, output_format))
     if output_format is Format.CSV_DIR:
         return _write_folder(report, path, force=force)
-    content = _content(report, output_format).encode()
+    content = _content(report, output_format).encode("utf-8", _LONE_SURROGATES)
     if output is None and path.is_file() and path.read_bytes() == content:
         return Written(path=path, up_to_date=True)
     with written_whole(path, force=force) as stream:
@@ -154,7 +157,7 @@ def _content(report: Report, output_format: Format) -> str:
 
 
 def _write_folder(report: Report, folder: Path, *, force: bool) -> Written:
-    tables = {f"{card.key}.csv": card.table.csv().encode() for card in report.page.cards}
+    tables = {f"{card.key}.csv": card.table.csv().encode("utf-8", _LONE_SURROGATES) for card in report.page.cards}
     if folder.exists() and not force:
         if all((folder / name).is_file() and (folder / name).read_bytes() == text for name, text in tables.items()):
             return Written(path=folder, up_to_date=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from probes.text import printable
 from reports.info.verdict import KeyFigure, verdict_info
 from reports.pages.page import Page
 from store.records import RunRecord
@@ -12,6 +13,7 @@ from store.records import RunRecord
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
+    from rich.text import Text
 
 COLOURS = {"good": "green", "bad": "red", "neutral": "yellow"}
 
@@ -34,25 +36,27 @@ def _summary(
     figures: Sequence[KeyFigure],
     next_steps: Sequence[str],
 ) -> list[RenderableType]:
-    from rich.text import Text
-
-    shown: list[RenderableType] = [Text(headline, style=f"bold {COLOURS[tone]}"), Text(sentences[0], style="dim")]
+    shown: list[RenderableType] = [_text(headline, f"bold {COLOURS[tone]}"), _text(sentences[0], "dim")]
     if figures:
-        shown += [Text(""), _figures(figures), Text("")]
+        shown += [_text(""), _figures(figures), _text("")]
     if len(sentences) > 1:
-        shown.append(Text(sentences[-1]))
-    return [*shown, *(Text(f"Try next: {step}") for step in next_steps)]
+        shown.append(_text(sentences[-1]))
+    return [*shown, *(_text(f"Try next: {step}") for step in next_steps)]
 
 
 def _figures(figures: Sequence[KeyFigure]) -> Table:
     from rich.table import Table
-    from rich.text import Text
 
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     for heading in ("", "before", "after", "change", ""):
         table.add_column(heading, justify="right" if heading else "left")
     for figure in figures:
-        change = Text(figure.change, style=COLOURS[figure.tone])
-        interval = Text(figure.interval, style="dim")
-        table.add_row(Text(figure.label), Text(figure.before), Text(figure.after), change, interval)
+        change, interval = _text(figure.change, COLOURS[figure.tone]), _text(figure.interval, "dim")
+        table.add_row(_text(figure.label), _text(figure.before), _text(figure.after), change, interval)
     return table
+
+
+def _text(text: str, style: str = "") -> Text:
+    from rich.text import Text
+
+    return Text(printable(text), style=style)

@@ -1,4 +1,4 @@
-"""Cards about devices and layers: bars per layer (paper, Fig. 10), heat maps, gaps (Fig. 5), importance (Fig. 4)."""
+"""Cards about devices and layers: bars per layer (paper, Fig. 10), gaps (Fig. 5), importance (Fig. 4)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ import plotly.graph_objects as go
 
 from reports.figures import theme
 from reports.figures.card import Card, Panel, Picker, Variant, plain, traces
+from reports.figures.heat import balance_table
 from reports.info.balance import BalanceInfo, GapInfo, ImportanceInfo, LayerBalance
-from reports.info.table import DataTable, table
+from reports.info.table import table
 from reports.info.words import number
-
-HEAT_ROW_PIXELS = 20
 
 
 def layer_card(info: BalanceInfo, noun: str) -> Card:
@@ -31,7 +30,7 @@ def layer_card(info: BalanceInfo, noun: str) -> Card:
             "wait for it. “Before” is the router's own choice on the very caches and tokens of “after”. "
             + (f"Layer {relieved.layer} is relieved most." if relieved else "")
         ),
-        table=_balance_table(info, noun),
+        table=balance_table([("", info)], noun),
         panels=(
             Panel(
                 key="layer-devices",
@@ -50,31 +49,6 @@ def layer_card(info: BalanceInfo, noun: str) -> Card:
         pickers=(
             Picker(label="Layer", options=tuple(str(layer.layer) for layer in info.layers), selected=start),
             Picker(label="Show", options=measures),
-        ),
-    )
-
-
-def heat_card(info: BalanceInfo, noun: str) -> Card:
-    """Layers × devices: before, after and the difference."""
-    before = [list(layer.movements_before) for layer in info.layers]
-    after = [list(layer.movements_after) for layer in info.layers]
-    difference = [[new - old for old, new in zip(*rows, strict=True)] for rows in zip(before, after, strict=True)]
-    top = max((max(row, default=0.0) for row in [*before, *after]), default=0.0) or 1.0
-    reach = max((abs(value) for row in difference for value in row), default=0.0) or 1.0
-    load = {"zmin": 0, "zmax": top, "colorscale": theme.colour_scale(theme.LOAD_SCALE)}
-    change = {"zmin": -reach, "zmax": reach, "colorscale": theme.colour_scale(theme.DIFFERENCE_SCALE)}
-    return Card(
-        key="layer-heat",
-        title="All layers and devices",
-        lede=(
-            f"Mean {noun} per decode step, by the scale above each map. Before and after share one scale; in the "
-            "difference, green is fewer and brown is more."
-        ),
-        table=_balance_table(info, noun),
-        panels=(
-            _heat_panel("heat-before", "Before", info, before, load, noun),
-            _heat_panel("heat-after", "After", info, after, load, noun),
-            _heat_panel("heat-difference", "Difference (after − before)", info, difference, change, noun),
         ),
     )
 
@@ -182,55 +156,6 @@ def _peak(info: BalanceInfo, values: Any) -> float:
     return max((max(values(layer), default=0.0) for layer in info.layers), default=0.0) or 1.0
 
 
-def _heat_panel(
-    key: str, title: str, info: BalanceInfo, values: list[list[float]], scale: dict[str, Any], noun: str
-) -> Panel:
-    layers = [layer.layer for layer in info.layers]
-    flat = [value for row in values for value in row]
-    sign = "+" if key == "heat-difference" else ""
-    heat = go.Heatmap(
-        x=[plain(device) for device in info.devices],
-        y=layers,
-        z=values,
-        xgap=1,
-        ygap=1,
-        hovertemplate=f"layer %{{y}}, %{{x}}: %{{z:{sign}.2f}} {noun}<extra></extra>",
-        colorbar={
-            "orientation": "h",
-            "thickness": 10,
-            "len": 1,
-            "x": 0.5,
-            "y": 1.0,
-            "yanchor": "bottom",
-            "ypad": 6,
-            "xpad": 0,
-            "outlinewidth": 0,
-            "nticks": 5,
-            "tickfont": {"size": 11, "color": theme.MUTED},
-        },
-        **scale,
-    )
-    return Panel(
-        key=key,
-        title=title,
-        data=traces(heat),
-        layout={
-            "height": max(280, min(HEAT_ROW_PIXELS * len(layers) + 140, 760)),
-            "xaxis": {"type": "category", "showgrid": False, "title": {"text": "device"}},
-            "yaxis": {
-                "autorange": "reversed",
-                "showgrid": False,
-                "title": {"text": "layer"},
-                "dtick": max(1, len(layers) // 12),
-            },
-        },
-        alt=(
-            f"Heat map, {title.lower()}: {len(layers)} layers by {len(info.devices)} devices, "
-            f"{number(min(flat, default=0.0))} to {number(max(flat, default=0.0))} {noun} per step."
-        ),
-    )
-
-
 def _bars(name: str, colour: str, x: Sequence[Any], y: Sequence[float], shown: str) -> Any:
     return go.Bar(
         name=name,
@@ -250,27 +175,4 @@ def _line(name: str, colour: str, x: Sequence[float], y: Sequence[float]) -> Any
         line={"color": colour, "width": 2},
         marker={"size": 6, "color": colour},
         hovertemplate=f"layer %{{x}}, {name}: %{{y:.3f}}<extra></extra>",
-    )
-
-
-def _balance_table(info: BalanceInfo, noun: str) -> DataTable:
-    return table(
-        ("layer", "layer"),
-        ("device", "device"),
-        ("movements_per_step_before", "before", f"{noun} per step"),
-        ("movements_per_step_after", "after", f"{noun} per step"),
-        ("seconds_per_step_before", "before", "s per step"),
-        ("seconds_per_step_after", "after", "s per step"),
-        rows=(
-            (layer.layer, *row)
-            for layer in info.layers
-            for row in zip(
-                info.devices,
-                layer.movements_before,
-                layer.movements_after,
-                layer.seconds_before,
-                layer.seconds_after,
-                strict=True,
-            )
-        ),
     )

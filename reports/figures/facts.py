@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from reports.figures.card import Card
 from reports.info.machine import Fact
 from reports.info.run import PassFigures, RunInfo
-from reports.info.table import Cell, DataTable, table
+from reports.info.table import Cell, table
 from store.records import Quality, SampleText
 
 CONDITIONS = (
@@ -112,10 +114,18 @@ def condition_cards(info: RunInfo) -> list[Card]:
     """Policy, workload and fingerprint, each fact a value or the reason why it is unknown."""
     facts = [*info.parameters, *info.fingerprint]
     cards = [
-        Card(key=group, title=title, lede=lede, table=_fact_table(facts, group), wide=False)
+        fact_card(group, title, lede, [fact for fact in facts if fact.group == group])
         for group, title, lede in CONDITIONS
     ]
     return [card for card in cards if card.table.rows]
+
+
+def fact_card(key: str, title: str, lede: str, facts: Sequence[Fact]) -> Card:
+    """Names and values; an unknown value is its reason."""
+    rows = ((fact.name, _known(fact)) for fact in facts)
+    return Card(
+        key=key, title=title, lede=lede, table=table(("name", "name"), ("value", "value"), rows=rows), wide=False
+    )
 
 
 def _totals(figures: PassFigures, noun: str) -> list[tuple[str, float | None]]:
@@ -127,14 +137,6 @@ def _totals(figures: PassFigures, noun: str) -> list[tuple[str, float | None]]:
         ("generated tokens, per pass", figures.tokens),
         ("decode steps", figures.steps),
     ]
-
-
-def _fact_table(facts: list[Fact], group: str) -> DataTable:
-    return table(
-        ("name", "name"),
-        ("value", "value"),
-        rows=((fact.name, _known(fact)) for fact in facts if fact.group == group),
-    )
 
 
 def _known(fact: Fact) -> Cell:

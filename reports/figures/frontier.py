@@ -46,7 +46,7 @@ def frontier_card(info: ComparisonInfo) -> Card:
     return Card(
         key="frontier",
         title="What is gained for what is given up",
-        lede="Cut in time per output token, 1 − ratio of the paired passes, with 95 % intervals. Up and left is better.",
+        lede="Cut in time per output token, 1 − ratio of paired passes, with 95 % intervals. Up and left is better.",
         table=table(
             ("run", "run"),
             ("policy", "policy"),

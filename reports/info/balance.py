@@ -101,6 +101,12 @@ def importance_info(run: RunRecord) -> ImportanceInfo | None:
     )
 
 
+def imbalance(movements: Sequence[float]) -> float | None:
+    """Busiest ÷ mean device; None where no device moved anything."""
+    total = sum(movements)
+    return _peak(movements) * len(movements) / total if total else None
+
+
 def sum_histograms(histograms: Sequence[Sequence[int]]) -> tuple[int, ...]:
     """Counts added up by position; a shorter histogram counts 0 beyond its end."""
     length = max((len(histogram) for histogram in histograms), default=0)
@@ -114,14 +120,9 @@ def _layer(layer: LayerCost) -> LayerBalance:
         movements_after=layer.device_misses_after,
         seconds_before=layer.device_cost_before,
         seconds_after=layer.device_cost_after,
-        imbalance_before=_imbalance(layer.device_misses_before),
-        imbalance_after=_imbalance(layer.device_misses_after),
+        imbalance_before=imbalance(layer.device_misses_before),
+        imbalance_after=imbalance(layer.device_misses_after),
     )
-
-
-def _imbalance(movements: Sequence[float]) -> float | None:
-    total = sum(movements)
-    return _peak(movements) * len(movements) / total if total else None
 
 
 def _peak(movements: Sequence[float]) -> float:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from reports.figures.balance import gap_card, heat_card, importance_card, layer_card
+from reports.figures.balance import gap_card, importance_card, layer_card
 from reports.figures.card import Card, Section, paired
 from reports.figures.costmodels import cost_models_card, cost_table_card
 from reports.figures.facts import condition_cards, quality_card, samples_card, totals_cards
+from reports.figures.heat import heat_card
 from reports.figures.timing import phases_card, predicted_card, series_card, step_card
 from reports.info.run import RunInfo
 from reports.info.verdict import Outcome, movement_noun
@@ -53,7 +54,7 @@ def _sections(info: RunInfo) -> tuple[Section, ...]:
 
 
 def _device_cards(info: RunInfo, noun: str) -> list[Card]:
-    balance = [layer_card(info.balance, noun), heat_card(info.balance, noun)] if info.balance.layers else []
+    balance = [layer_card(info.balance, noun), heat_card([("", info.balance)], noun)] if info.balance.layers else []
     return [*balance, gap_card(info.gaps, noun), *([importance_card(info.importance)] if info.importance else [])]
 
 

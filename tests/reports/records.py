@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from probes.records import (
@@ -240,6 +242,63 @@ def make_calibration(*, devices: int = 4) -> Calibration:
         models=tuple(model(device, concurrency) for device in range(devices) for concurrency in Concurrency),
         link_groups=(LinkGroup(kind=LinkKind.DISK_TO_HOST, devices=tuple(range(devices)), factor=0.62),),
     )
+
+
+def make_simulation(*, layers: int = 6, devices: int = 4, steps: int = 200, seed: int = 0) -> dict[str, Any]:
+    """A document as ``caee simulate --json`` prints it: three policies on two caches."""
+    draw = np.random.default_rng(seed)
+    policies = []
+    for cache, experts in (("lfu", 32), ("lru", 32)):
+        for name, parameters, ceiling, removed in (
+            ("router", {}, 99, 0.0),
+            ("caee", {"rule": "cir", "theta": 0.8}, 4, 0.018),
+            ("caee", {"rule": "cir", "theta": 0.6}, 3, 0.041),
+            ("importance", {"rule": "cir", "theta": 0.8}, 4, 0.055),
+        ):
+            before = draw.poisson(3.0 if cache == "lfu" else 3.4, size=(layers, steps, devices))
+            after = np.minimum(before, ceiling)
+            gap = (after.max(axis=2) - after.min(axis=2)).ravel()
+            times = after.max(axis=2).sum(axis=0) * SECONDS_PER_EXPERT
+            policies.append(
+                {
+                    "name": name,
+                    "parameters": parameters,
+                    "cache": cache,
+                    "cache_experts": experts,
+                    "steps": steps,
+                    "layer_steps": steps * layers,
+                    "time_per_step_seconds": {
+                        "mean": float(times.mean()),
+                        "p50": float(np.quantile(times, 0.5)),
+                        "p95": float(np.quantile(times, 0.95)),
+                    },
+                    "misses_per_device": [int(count) for count in after.sum(axis=(0, 1))],
+                    "max_device_misses_per_step": float(after.max(axis=2).sum(axis=0).mean()),
+                    "gap": {"mean": float(gap.mean()), "histogram": [int(count) for count in np.bincount(gap)]},
+                    "removed_importance": removed,
+                    "rerouted_slots": int(removed * 10_000),
+                    "layers": [
+                        {
+                            "layer": layer,
+                            "device_misses_before": [int(count) for count in before[layer].sum(axis=0)],
+                            "device_misses_after": [int(count) for count in after[layer].sum(axis=0)],
+                        }
+                        for layer in range(layers)
+                    ],
+                }
+            )
+    return {
+        "schema": "caee.simulate/1",
+        "trace": {"model": "demo", "tokens": 8 * steps, "moe_layers": layers, "num_experts": 32, "top_k": 4},
+        "machine": {
+            "devices": devices,
+            "tier": "host",
+            "placement": "contiguous",
+            "cost": [{"device": device, "seconds_per_expert": SECONDS_PER_EXPERT} for device in range(devices)],
+        },
+        "policies": policies,
+        "pareto": [],
+    }
 
 
 def _pass(

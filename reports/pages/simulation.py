@@ -1,0 +1,88 @@
+"""The page of a simulation."""
+
+from __future__ import annotations
+
+from probes.units import format_seconds
+from reports.figures.card import Card, Section, paired
+from reports.figures.facts import fact_card
+from reports.figures.heat import heat_card
+from reports.figures.simulation import busiest_layers_card, front_card, gaps_card, passes_card
+from reports.info.simulation import SimulatedPass, SimulationInfo
+from reports.info.verdict import KeyFigure, movement_noun
+from reports.info.words import number, percent, plural
+from reports.pages.page import Page
+
+MOST_KEY_FIGURES = 4
+
+
+def simulation_content(info: SimulationInfo) -> Page:
+    """Which policies are worth it on this machine and trace; every time is predicted, none is measured."""
+    noun = movement_noun(info.tier)
+    best = max(info.passes, key=lambda each: each.cut or 0.0)
+    gain = best.cut is not None and best.cut > 0
+    return Page(
+        title="What policies would do, by simulation",
+        facts=(("Passes", str(len(info.passes))), ("Devices", str(info.devices)), ("Experts from", info.tier)),
+        badge="Predicted, not measured",
+        tone="neutral",
+        headline=_headline(best, gain=gain),
+        sentences=(
+            f"Passes over one trace on a described machine of {plural(info.devices, 'device')}, experts from "
+            f"{info.tier}; every time is predicted.",
+            *(_sentence(each) for each in info.front),
+        ),
+        next_steps=("Measure the chosen policy on this machine: caee run --policy …",) if gain else (),
+        key_figures=tuple(_key_figure(each, noun) for each in _shown(info)),
+        warnings=info.notes,
+        sections=_sections(info, noun),
+    )
+
+
+def _sections(info: SimulationInfo, noun: str) -> tuple[Section, ...]:
+    balances = [(each.label, each.balance) for each in info.passes if each.balance.layers]
+    devices: list[Card] = [gaps_card(info, noun)]
+    if balances:
+        devices += [busiest_layers_card(info, noun), heat_card(balances, noun)]
+    conditions = [
+        fact_card("trace", "Trace", "What was replayed.", info.trace),
+        fact_card("machine", "Machine", "What it was replayed on.", info.machine),
+    ]
+    return (
+        Section(key="policies", title="Policies", cards=(front_card(info), passes_card(info, noun))),
+        Section(key="devices", title="Devices", cards=paired(devices)),
+        Section(key="conditions", title="Conditions", cards=paired(conditions)),
+    )
+
+
+def _headline(best: SimulatedPass, *, gain: bool) -> str:
+    if not gain or best.cut is None:
+        return "No simulated policy is faster than the router's own choice."
+    return (
+        f"{best.label} would cut a step by {percent(best.cut)}, at {percent(best.removed_importance)} of importance "
+        "removed."
+    )
+
+
+def _sentence(each: SimulatedPass) -> str:
+    cut = f" ({percent(each.cut)} less than the router's own choice)" if each.cut else ""
+    removed = percent(each.removed_importance)
+    return f"On the front: {each.label}, {format_seconds(each.mean_seconds)} per step{cut}, {removed} removed."
+
+
+def _shown(info: SimulationInfo) -> list[SimulatedPass]:
+    cut = [each for each in info.passes if each.cut is not None and each.policy != "router"]
+    return sorted(cut, key=lambda each: -(each.cut or 0.0))[:MOST_KEY_FIGURES]
+
+
+def _key_figure(each: SimulatedPass, noun: str) -> KeyFigure:
+    cut = each.cut or 0.0
+    router_seconds = each.mean_seconds / (1 - cut)
+    return KeyFigure(
+        label=each.label,
+        before=format_seconds(router_seconds),
+        after=format_seconds(each.mean_seconds),
+        change=percent(-cut, signed=True),
+        interval=f"{percent(each.removed_importance)} removed; busiest device "
+        f"{number(each.max_device_movements_per_step)} {noun}",
+        tone="good" if cut > 0 else "bad" if cut < 0 else "neutral",
+    )
