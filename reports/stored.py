@@ -52,10 +52,12 @@ def problems_view(problems: Sequence[Problem], location: str) -> Table | str:
 
 def record_view(entry: Entry, document: dict[str, Any]) -> tuple[RenderableType, ...]:
     """A record's single values in one table, then a table for each list of the kinds that have columns here."""
+    from rich.text import Text
+
     heading = f"{entry.kind} {entry.record_id} · {entry.created_at[:19]} UTC · {entry.summary}"
     facts = [(name, _text(name, value)) for name, value in _flat(document) if name not in _COLUMNS]
     tables = [_list_table(name, document[name]) for name in _COLUMNS if document.get(name)]
-    return (_table(heading, ("field", "value"), facts), *tables)
+    return (Text(printable(heading)), _table(None, ("field", "value"), facts), *tables)
 
 
 def _list_table(name: str, items: Sequence[dict[str, Any]]) -> Table:
@@ -91,17 +93,17 @@ def _number(name: str, value: float) -> str:
         return str(value) if name.endswith(".n") else format_rate(value)
     if name.endswith("_bytes"):
         return format_size(value)
-    if "seconds" in name or "device_cost" in name:
+    if any(part in name for part in ("seconds", "step_times", "device_cost")):
         return format_seconds(value)
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _table(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
+def _table(title: str | None, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=Text(printable(title)), title_justify="left", box=box.SIMPLE_HEAD)
+    table = Table(title=title and Text(printable(title)), title_justify="left", box=box.SIMPLE_HEAD)
     for column in columns:
         table.add_column(column, overflow="fold")
     for row in rows:
