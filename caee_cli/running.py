@@ -6,19 +6,26 @@ import contextlib
 import dataclasses
 import json
 import os
+import pickle
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from probes.errors import Interrupted
 
 if TYPE_CHECKING:
     from probes.records import Calibration
     from runtime.options import RunOptions
     from runtime.policy.types import PolicySpec
+    from runtime.worker import RankReport
     from store.records import RunRecord
     from store.session import Store
+
+
+PROGRESS_FILE = "progress.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,18 +64,38 @@ def execute(request: RunRequest) -> tuple[RunRecord | None, str]:
     # The store is opened before the work: a run that cannot be kept should not take its time first.
     with open_store(request.store) as store:
         options = _options(request, _newest_calibration(store))
+        fingerprint = take_fingerprint(options.devices, options.model)
+
+        def keep(report: RankReport) -> RunRecord:
+            record = run_record(options, report, fingerprint, _model_name(request))
+            store.save_run(record)
+            return record
+
         if joined:
             report = run_rank(options)
-            if os.environ["RANK"] != "0":
-                return None, store.location
-        else:
-            with _progress_bar() as file:
-                options = dataclasses.replace(options, progress_file=file)
+            return (keep(report) if os.environ["RANK"] == "0" else None), store.location
+        with _progress_bar() as folder:
+            options = dataclasses.replace(
+                options, progress_file=folder / PROGRESS_FILE, partial_file=folder / "partial.pickle"
+            )
+            try:
                 report = launch(run_rank, options, processes=len(options.devices))
-        fingerprint = take_fingerprint(options.devices, options.model)
-        record = run_record(options, report, fingerprint, _model_name(request))
-        store.save_run(record)
-        return record, store.location
+            except KeyboardInterrupt as error:
+                raise _interrupted(options, keep) from error
+        return keep(report), store.location
+
+
+def _interrupted(options: RunOptions, keep: Callable[[RankReport], RunRecord]) -> Interrupted:
+    """Keep the pairs that are complete, if they are enough for an interval."""
+    file = options.partial_file
+    if file is None or not file.exists():
+        return Interrupted("interrupted before the first pair was complete; nothing was kept")
+    # Our own rank wrote it, into a folder that only this user can write to.
+    report: RankReport = pickle.loads(file.read_bytes())
+    record = keep(report)
+    return Interrupted(
+        f"interrupted; kept run {record.run_id} with its {record.workload.pairs} complete pairs, without quality"
+    )
 
 
 def _options(request: RunRequest, calibration: Calibration | None) -> RunOptions:
@@ -107,7 +134,7 @@ def _policy(request: RunRequest) -> PolicySpec:
 
 
 def _newest_calibration(store: Store) -> Calibration | None:
-    from store.kinds import RecordKind
+    from store.entries import RecordKind
 
     return store.calibration(None) if store.entries(RecordKind.CALIBRATION) else None
 
@@ -118,11 +145,11 @@ def _model_name(request: RunRequest) -> str:
 
 @contextlib.contextmanager
 def _progress_bar() -> Iterator[Path]:
-    """A file that rank 0 writes its progress to, shown as a bar on standard error."""
+    """A folder in which rank 0 writes its progress, shown as a bar on standard error."""
     from caee_cli.output import progress
 
     with tempfile.TemporaryDirectory() as folder, progress() as bar:
-        file = Path(folder) / "progress.json"
+        file = Path(folder) / PROGRESS_FILE
         task = bar.add_task("loading", total=None)
         stop = threading.Event()
 
@@ -135,7 +162,7 @@ def _progress_bar() -> Iterator[Path]:
         follower = threading.Thread(target=follow, daemon=True)
         follower.start()
         try:
-            yield file
+            yield Path(folder)
         finally:
             stop.set()
             follower.join()

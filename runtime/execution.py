@@ -12,6 +12,7 @@ Shape legend: T tokens (rows of the step, padding included), K slots per token, 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from probes.errors import CheckpointError
+from probes.errors import CheckpointError, RunError
 from runtime.cache import CacheBook, CacheSnapshot
 from runtime.experts.pool import SlotPool
 from runtime.experts.transfer import Request, TransferEngine
@@ -74,6 +75,7 @@ class ExpertExecution:
         self.num_experts = loaded.num_experts
         self.num_layers = len(loaded.experts)
         self.top_k = 0
+        self.check_ranks = False
         self.context: StepContext | None = None
         self._ranks = ranks
         self._transfers = transfers
@@ -140,6 +142,8 @@ class ExpertExecution:
         timers = context.record.timers
         start = time.perf_counter()
         ids_TK, weights_TK = self._route(layer, context, top_k_index, top_k_weights)
+        if self.check_ranks:
+            self._compare_decisions(layer, ids_TK, weights_TK)
         plan = self._plan(layer, context, ids_TK)
         decided = time.perf_counter()
         timers.decide += decided - start
@@ -184,6 +188,17 @@ class ExpertExecution:
             )
         )
         return routed.topk_ids_TK, _merge_weights(own_TK, routed, top_k_weights)
+
+    def _compare_decisions(self, layer: int, ids_TK: Ints, weights_TK: torch.Tensor) -> None:
+        """Every rank must have taken the same decision, to the last bit. Raises ``RunError`` where one has not."""
+        weights = weights_TK.detach().cpu().float().numpy()
+        digests = self._ranks.gather(hashlib.sha256(ids_TK.tobytes() + weights.tobytes()).hexdigest())
+        odd = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
+        if odd:
+            raise RunError(
+                f"rank {odd[0]} decided differently from rank 0 at MoE layer {layer}",
+                hint="all ranks must use the same kind of device, the same torch and the same checkpoint",
+            )
 
     def _tokens(
         self,

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from probes.errors import CaeeError, Interrupted, RunError
+from probes.errors import CaeeError, RunError
 from runtime.parallel import PeerLost
 
 
@@ -33,7 +33,8 @@ def started_by_torchrun() -> bool:
 def launch(program: Callable[[Any], Any], argument: Any, *, processes: int) -> Any:
     """Run ``program(argument)`` on ``processes`` ranks and return rank 0's value.
 
-    Raises the root cause of a failure: a rank's own error before another's complaint that a peer is gone.
+    Raises the root cause of a failure (a rank's own error before another's complaint that a peer is gone), and
+    ``KeyboardInterrupt`` when the user stops it; the ranks have ended by then.
     """
     if processes == 1:
         return program(argument)
@@ -59,13 +60,13 @@ def launch(program: Callable[[Any], Any], argument: Any, *, processes: int) -> A
     except ChildFailedError as error:
         raise _died(error) from error
     except (SignalException, KeyboardInterrupt) as error:
-        raise Interrupted("interrupted; the run was stopped and nothing of it was stored") from error
+        raise KeyboardInterrupt from error
     return _first_value([outcomes[rank] for rank in sorted(outcomes)])
 
 
 def _guarded(program: Callable[[Any], Any], argument: Any) -> Outcome:
-    # The launcher's parent handles Ctrl-C and ends the ranks; they must not each print a traceback.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # Ctrl-C reaches every process of the group: the ranks end at once and leave the message to their parent.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         return Outcome(value=program(argument))
     except CaeeError as error:

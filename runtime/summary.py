@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 
@@ -95,8 +96,14 @@ def _pass_statistics(
         removed_importance=removed / SHARE_UNIT / max(1, tokens * layers),
         rerouted_slots=sum(layer.rerouted_slots for step in steps for layer in step.layers),
         step_times=_step_times(by_rank),
+        output_digest=_digest(passes),
         predicted_tpot_seconds=None if costs is None else predicted_tpot(costs, misses, dispatched),
     )
+
+
+def _digest(passes: Sequence[PassRecord]) -> str:
+    """Over all generated token ids: two runs with the same digest wrote the same text."""
+    return hashlib.sha256(repr([record.token_ids for record in passes]).encode()).hexdigest()[:16]
 
 
 def _step_times(by_rank: Sequence[Sequence[PassRecord]]) -> StepTimes:
@@ -174,9 +181,9 @@ def _prediction(
 
 
 def _choice(report: RankReport) -> PolicyChoice:
-    mapping = policy_as_mapping(report.policy.spec)
+    mapping = policy_as_mapping(report.policy)
     return PolicyChoice(
-        name=report.policy.spec.name,
+        name=report.policy.name,
         parameters={key: value for key, value in mapping.items() if key != "name" and value is not None},
     )
 

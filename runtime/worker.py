@@ -9,6 +9,7 @@ import contextlib
 import gc
 import json
 import os
+import pickle
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ import torch
 
 from probes.backend import TorchBackend
 from probes.errors import DeviceError
+from probes.files import written_whole
 from probes.records import Device
 from runtime.cache import CacheBook, parse_cache
 from runtime.cost import CostTable, cost_table, uniform_costs
@@ -31,18 +33,22 @@ from runtime.options import STAGING_SLOTS, RunOptions
 from runtime.parallel import Ranks, contiguous_placement, join, leave
 from runtime.policy.make import make_policy
 from runtime.policy.spec import parse_policy
-from runtime.policy.types import Policy
+from runtime.policy.types import Policy, PolicySpec
 from runtime.quality import measure_quality
 from runtime.recording import PassRecord
 from store.records import Quality
+
+Batches = list[list[list[int]]]
+PassesOfRanks = list[list[PassRecord]]
+"""By pair, then by rank."""
 
 PAIRS = (5, 24)
 """Fewest and most interleaved pairs when their number follows from the time."""
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
-    """What rank 0 brings home. ``baseline`` and ``treated``: one pass each per pair, by rank; rank 0's clock counts."""
+    """What rank 0 brings home. ``baseline`` and ``treated``: by rank, then by pair."""
 
     devices: tuple[Device, ...]
     family: str
@@ -57,7 +63,7 @@ class RankReport:
     read_mode: str | None
     read_reason: str | None
     batch_size: int
-    policy: Policy
+    policy: PolicySpec
     costs: CostTable | None
     baseline: list[list[PassRecord]]
     treated: list[list[PassRecord]]
@@ -113,6 +119,7 @@ class _Session:
             for _ in range(ranks.world)
         ]
         self.execution = ExpertExecution(self.loaded, self.pool, self.transfers, books, self.layout, ranks)
+        self.execution.check_ranks = options.check_ranks
         self.model = LockstepModel(self.loaded, self.execution, self.device)
         self.router = make_policy(parse_policy("router"), offloading=options.offloading)
         self.progress = _Progress(options, ranks)
@@ -133,18 +140,27 @@ class _Session:
         self.execution.restore(snapshot)
         pairs = self._pairs(warm)
         self.progress.expect(pairs, quality=options.held_out is not None)
-        baseline: list[PassRecord] = []
-        treated: list[PassRecord] = []
+        baseline: PassesOfRanks = []
+        treated: PassesOfRanks = []
         for pair in range(pairs):
             batch = batches[pair % len(batches)]
             # The order within a pair alternates, so that drift does not look like an effect.
             order = ((baseline, self.router), (treated, policy))
             for records, chosen in order if pair % 2 == 0 else order[::-1]:
                 self.execution.restore(snapshot)
-                records.append(self._pass(batch, chosen))
+                records.append(self.ranks.gather(self._pass(batch, chosen)))
                 self.progress.advance()
+            self._keep(batches, policy, baseline, treated)
         self.execution.restore(snapshot)
-        quality = self._quality(policy)
+        return replace(self._report(batches, policy, baseline, treated), quality=self._quality(policy))
+
+    def _keep(self, batches: Batches, policy: Policy, baseline: PassesOfRanks, treated: PassesOfRanks) -> None:
+        """What is complete so far survives an interruption."""
+        if self.options.partial_file is not None and self.ranks.rank == 0:
+            with written_whole(self.options.partial_file, force=True) as stream:
+                pickle.dump(self._report(batches, policy, baseline, treated), stream)
+
+    def _report(self, batches: Batches, policy: Policy, baseline: PassesOfRanks, treated: PassesOfRanks) -> RankReport:
         decode = self.loaded.tokenizer.decode
         return RankReport(
             devices=self.devices,
@@ -160,14 +176,14 @@ class _Session:
             read_mode=None if self.source.mode is None else str(self.source.mode),
             read_reason=self.source.reason,
             batch_size=len(batches[0]),
-            policy=policy,
+            policy=policy.spec,
             costs=self.costs,
-            baseline=self.ranks.gather(baseline),
-            treated=self.ranks.gather(treated),
-            quality=quality,
+            baseline=[list(passes) for passes in zip(*baseline, strict=True)],
+            treated=[list(passes) for passes in zip(*treated, strict=True)],
+            quality=None,
             prompt_texts=tuple(decode(ids) for ids in batches[0]),
-            baseline_texts=tuple(decode(ids) for ids in baseline[0].token_ids),
-            treated_texts=tuple(decode(ids) for ids in treated[0].token_ids),
+            baseline_texts=tuple(decode(ids) for ids in baseline[0][0].token_ids),
+            treated_texts=tuple(decode(ids) for ids in treated[0][0].token_ids),
         )
 
     def _layout(self) -> tuple[CostTable | None, Layout]:
@@ -209,7 +225,7 @@ class _Session:
             offloading=self.options.offloading,
         )
 
-    def _batches(self) -> list[list[list[int]]]:
+    def _batches(self) -> Batches:
         encode = self.loaded.tokenizer.encode
         ids = [encode(prompt, add_special_tokens=False) or [0] for prompt in self.options.prompts]
         size = min(self.options.batch_size, len(ids))

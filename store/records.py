@@ -62,6 +62,7 @@ class PassStatistics:
     rerouted_slots: int
     step_times: StepTimes
     predicted_tpot_seconds: float | None
+    output_digest: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

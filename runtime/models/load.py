@@ -7,6 +7,7 @@ checkpoint is run (``trust_remote_code`` stays off), and only safetensors files 
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -192,11 +193,14 @@ def _load_tokenizer(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except (ValueError, KeyError, OSError, TypeError, AttributeError, json.JSONDecodeError) as error:
         raise CheckpointError(
             f"the tokenizer of {folder} cannot be used: {_first_line(error)}", hint="is tokenizer.json there?"
         ) from error
+    # Held-out text is encoded as one piece and cut afterwards; a warning about its length would mislead.
+    tokenizer.model_max_length = sys.maxsize
+    return tokenizer
 
 
 def _first_line(error: BaseException) -> str:
