@@ -1,12 +1,96 @@
-"""``caee trace …``."""
+"""``caee trace``: routing traces from other tools' files, what is in one, and synthetic ones."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
+
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="(to be written)")
+from caee_cli.options import ForceOption, JsonOption
+
+app = typer.Typer(no_args_is_help=True, help="Routing traces: import, look into, and synthesise them.")
+
+NumExpertsOption = Annotated[
+    int | None, typer.Option("--num-experts", min=1, help="Experts of a layer; else from the file, or the highest id.")
+]
+TopKOption = Annotated[int | None, typer.Option("--top-k", min=1, help="Experts per token; needed by counts only.")]
+FormatOption = Annotated[
+    str | None, typer.Option("--format", metavar="NAME", help="Format of the file; else told from its content.")
+]
+TraceArgument = Annotated[
+    Path, typer.Argument(metavar="FILE", help="A trace, or another tool's dump (.gz and .zst too).")
+]
+
+
+@app.command("import")
+def import_(
+    file: TraceArgument,
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="OUT.parquet", help="The trace to write.")],
+    format_name: FormatOption = None,
+    num_experts: NumExpertsOption = None,
+    top_k: TopKOption = None,
+    model: Annotated[str | None, typer.Option("--model", help="Name of the model, where the file says none.")] = None,
+    phase: Annotated[
+        str, typer.Option("--phase", help="decode or prefill: the phase of tokens of which the file says none.")
+    ] = "unknown",
+    force: ForceOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Turn another tool's routing log, dump or counts into a trace.
+
+    Reads topk-jsonl, vllm-jsonl, sglang-recorder, routed-experts, logical-count, olmoe-counts, glm-counts and
+    eplb-weight files, and the .partial folder of an interrupted recording. Counts become a load profile.
+    """
+    from caee_cli.output import emit_json, note, progress
+    from runtime.trace.importers.formats import ImportOptions, phase_named
+    from runtime.trace.importing import import_trace, imported_info
+
+    options = ImportOptions(num_experts=num_experts, top_k=top_k, model=model, phase=phase_named(phase))
+    with progress() as bar:
+        task = bar.add_task(f"importing {file.name}", total=1.0)
+        imported = import_trace(
+            file,
+            output,
+            options,
+            format_name=format_name,
+            force=force,
+            on_progress=lambda fraction: bar.update(task, completed=fraction),
+        )
+    for remark in imported.notes:
+        note(remark)
+    if as_json:
+        emit_json(imported_info(file, output, imported))
+    else:
+        note(f"Wrote {output}")
 
 
 @app.command()
-def show() -> None:
-    """(to be written)"""
+def show(
+    file: TraceArgument,
+    devices: Annotated[
+        int | None, typer.Option("--devices", min=1, help="Devices of the balance figures [default: 8, or fewer].")
+    ] = None,
+    format_name: FormatOption = None,
+    num_experts: NumExpertsOption = None,
+    top_k: TopKOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what is in a trace: tokens, importance and load balance by layer, hot experts, and dirt.
+
+    Balance is given by every formula that engines use, each named, over devices (experts placed contiguously) and
+    over single experts.
+    """
+    from caee_cli.output import emit_json
+    from caee_cli.output import show as print_tables
+    from reports.trace import trace_tables
+    from runtime.trace.importers.detect import detect_and_open
+    from runtime.trace.importers.formats import ImportOptions
+    from runtime.trace.show import show_info
+
+    source = detect_and_open(file, ImportOptions(num_experts=num_experts, top_k=top_k), format_name=format_name)
+    info = show_info(file, source, devices)
+    if as_json:
+        emit_json(info)
+    else:
+        print_tables(*trace_tables(info))

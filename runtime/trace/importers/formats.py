@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from probes.errors import TraceError
+from probes.errors import TraceError, UsageError
 from runtime.trace.check import check_chunk, check_meta
 from runtime.trace.chunking import rechunk, tokens_per_chunk
 from runtime.trace.records import Float32s, LoadProfile, Phase, RoutingTrace, TraceMeta, TraceSource
@@ -101,3 +101,12 @@ def inferred_experts(options: ImportOptions, stated: int | None, highest_id: int
 def weights_sum_to_one(gates_TLK: Float32s) -> bool:
     """Whether a sample of weights is normalised, within the rounding of bfloat16 and of printed digits."""
     return bool(gates_TLK.size and np.all(np.abs(gates_TLK.sum(axis=-1) - 1.0) < 0.02))
+
+
+def phase_named(name: str) -> Phase:
+    """The phase that a user wrote. Raises ``UsageError``."""
+    try:
+        return Phase[name.upper()]
+    except KeyError:
+        known = ", ".join(phase.name.lower() for phase in Phase)
+        raise UsageError(f"unknown phase {name!r}", hint=f"known phases: {known}") from None
