@@ -326,6 +326,7 @@ class StockKernel:
         # grouped kernels sum over a token's slots at once, rows token by token.
         implementation = getattr(getattr(module, "config", None), "_experts_implementation", None)
         self._one_by_one = implementation in (None, "eager")
+        self._outputs = self._loop if _plainly_gated(module, pool) else self._whole
         module.num_experts = pool.slots  # type: ignore[assignment]  # a plain int on these modules
         for name, parameter in pool.parameters.items():
             module._parameters[name] = parameter
@@ -335,20 +336,36 @@ class StockKernel:
         if not slot_of:
             return
         lookup = np.full(int(ids_TK.max(initial=0)) + 2, -1, np.int64)
-        for expert, slot in slot_of.items():
-            lookup[expert] = slot
-        slots_TK = lookup[ids_TK]  # −1 wraps to the last entry, which is −1
-        width = ids_TK.shape[1]
+        lookup[list(slot_of)] = list(slot_of.values())
+        slots_TK = lookup[ids_TK]  # id −1 wraps to the last entry, which is −1
         if self._one_by_one:
             at_k, at_t = np.nonzero(slots_TK.T >= 0)
         else:
             at_t, at_k = np.nonzero(slots_TK >= 0)
+        slots_P = slots_TK[at_t, at_k]
+        by_slot = slots_P.argsort(kind="stable")
+        at_t, at_k, slots_P = at_t[by_slot], at_k[by_slot], slots_P[by_slot]
         device = hidden_TH.device
-        rows = torch.from_numpy(at_t * width + at_k).to(device)
-        slots = torch.from_numpy(slots_TK[at_t, at_k]).to(device)
-        taken = hidden_TH[torch.from_numpy(at_t).to(device)]
-        ones = torch.ones((len(at_t), 1), dtype=hidden_TH.dtype, device=device)
-        rows_RH[rows] = self._forward(taken, slots[:, None], ones)
+        taken_PH = hidden_TH[torch.from_numpy(at_t).to(device)]
+        rows_RH[torch.from_numpy(at_t * ids_TK.shape[1] + at_k).to(device)] = self._outputs(taken_PH, slots_P)
+
+    def _whole(self, taken_PH: torch.Tensor, slots_P: Ints) -> torch.Tensor:
+        """Any family: the module's own forward, every (token, slot) as a token of its own with weight 1."""
+        slots = torch.from_numpy(slots_P).to(taken_PH.device)
+        return self._forward(taken_PH, slots[:, None], taken_PH.new_ones((len(slots_P), 1)))
+
+    def _loop(self, taken_PH: torch.Tensor, slots_P: Ints) -> torch.Tensor:
+        """Plainly gated experts on a CPU, one after the other: the grouped kernel there walks through all slots, and
+        takes longer for the empty ones than for a decode step's few rows. Same matmuls, same bits."""
+        module = self._module
+        outputs_PH = torch.empty_like(taken_PH)
+        starts = np.flatnonzero(np.diff(slots_P, prepend=-1))
+        for start, stop in zip(starts, [*starts[1:], len(slots_P)], strict=True):
+            slot = int(slots_P[start])
+            gate_up = torch.nn.functional.linear(taken_PH[start:stop], module.gate_up_proj[slot])
+            hidden = module._apply_gate(gate_up)
+            outputs_PH[start:stop] = torch.nn.functional.linear(hidden, module.down_proj[slot])
+        return outputs_PH
 
     def reduce(self, rows_RH: torch.Tensor, weights_TK: torch.Tensor, ids_TK: Ints) -> torch.Tensor:
         """[T, H]: the weighted sum over every token's slots."""
@@ -365,6 +382,17 @@ class StockKernel:
             row_TH = rows_TKH.gather(1, at[..., None].expand(-1, -1, rows_TKH.shape[-1]))[:, 0]
             total_TH += (row_TH * weights_TK.gather(1, at)).to(total_TH.dtype)
         return total_TH
+
+
+def _plainly_gated(module: torch.nn.Module, pool: SlotPool) -> bool:
+    """Whether experts are gate_up_proj, a gate, down_proj and nothing else, on a CPU."""
+    plain = {"has_gate": True, "has_bias": False, "is_transposed": False, "has_post_expert_norm": False}
+    return (
+        all(getattr(module, name, None) is value for name, value in plain.items())
+        and hasattr(module, "_apply_gate")
+        and set(pool.parameters) == {"gate_up_proj", "down_proj"}
+        and all(parameter.device.type == "cpu" for parameter in pool.parameters.values())
+    )
 
 
 def _merge_weights(own_TK: Ints, routed: Routed, top_k_weights: torch.Tensor) -> torch.Tensor:
