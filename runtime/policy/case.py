@@ -35,10 +35,7 @@ def explain_case(document: object) -> dict[str, Any]:
 
     Raises ``CaseError`` that names field, row and value.
     """
-    case = _case(document)
-    spec = _policy(case)
-    machine = _machine(case)
-    tokens = _tokens(case, len(machine.placement_NR))
+    spec, tokens, machine = read_inputs(document)
     try:
         policy = make_policy(spec, offloading=machine.resident_NR is not None, compiled=False)
     except UsageError as error:
@@ -69,6 +66,14 @@ def explain_case(document: object) -> dict[str, Any]:
         "rerouted_slots": routed.rerouted_slots,
         "reasons": _reasons(policy.spec, summary, decision, machine),
     }
+
+
+def read_inputs(document: object) -> tuple[PolicySpec, Tokens, Machine]:
+    """A case's policy, tokens and machine, checked. Raises ``CaseError``."""
+    case = _case(document)
+    spec = _policy(case)
+    machine = _machine(case)
+    return spec, _tokens(case, len(machine.placement_NR)), machine
 
 
 def _reasons(spec: PolicySpec, summary: Summary, decision: Decision, machine: Machine) -> list[dict[str, Any]]:

@@ -1,19 +1,24 @@
 """Steers the price of importance so that ``budget`` removes what it is allowed to remove, and no more.
 
-Two feedbacks on the logarithm of the price. The *account* is what may be removed so far less what was removed, in
-layer-steps' worth of the target; it acts at once and keeps the sum on target, so that every window of a run is close
-to it. The *level* drifts with the account and finds the price that suits the traffic, so that the account returns to 0.
+The *account* is what was allowed so far less what was removed, counted in layer-steps of the target. It acts on the
+price at once, so that every stretch of a run stays near the target. The *level*, the price at a balanced account,
+drifts until the account needs no correction. The level starts high and comes down: removing too little at first can be
+made up for, removing too much cannot. While it searches, in the first hundred layer-steps or so, it moves faster.
 """
 
 from __future__ import annotations
 
 import math
 
-START_PRICE = 4.0
-ACCOUNT_GAIN = 0.02
-LEVEL_GAIN = 0.0005
-ACCOUNT_LIMIT = 200.0
+START_PRICE = 64.0
+ACCOUNT_GAIN = 0.01
+ACCOUNT_LIMIT = 100.0
+LEVEL_GAIN = 1e-4
+SEARCH_GAIN = 0.01
+SEARCH_DECAY = 0.99
+SEARCH_LIMIT = 10.0
 LOG_PRICE_LIMIT = 30.0
+TOKENS_GAIN = 0.01
 
 
 class PriceController:
@@ -26,6 +31,7 @@ class PriceController:
         self.epsilon = epsilon
         self._level = math.log(START_PRICE)
         self._account = 0.0
+        self._search_gain = SEARCH_GAIN
         self._mean_tokens = 0.0
 
     @property
@@ -35,12 +41,12 @@ class PriceController:
 
     def observe(self, removed: float, tokens: int) -> None:
         """A layer-step of ``tokens`` > 0 real tokens lost ``removed`` importance in all."""
-        if self._mean_tokens == 0:
-            self._mean_tokens = float(tokens)
-        self._mean_tokens += 0.01 * (tokens - self._mean_tokens)
-        allowed = self.epsilon * tokens
-        self._account = _clamp(self._account + (allowed - removed) / (self.epsilon * self._mean_tokens), ACCOUNT_LIMIT)
-        self._level = _clamp(self._level - LEVEL_GAIN * self._account, LOG_PRICE_LIMIT)
+        self._mean_tokens += (TOKENS_GAIN if self._mean_tokens else 1.0) * (tokens - self._mean_tokens)
+        change = (self.epsilon * tokens - removed) / (self.epsilon * self._mean_tokens)
+        self._account = _clamp(self._account + change, ACCOUNT_LIMIT)
+        drift = LEVEL_GAIN * self._account + self._search_gain * _clamp(self._account, SEARCH_LIMIT)
+        self._level = _clamp(self._level - drift, LOG_PRICE_LIMIT)
+        self._search_gain *= SEARCH_DECAY
 
 
 def _clamp(value: float, limit: float) -> float:
