@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from probes.errors import UsageError
+from probes.errors import InputError, UsageError
 from probes.files import written_whole
 from probes.records import Calibration, Probe
 from reports.info.comparison import ComparisonInfo, comparison_info
@@ -162,7 +162,12 @@ def _write_folder(report: Report, folder: Path, *, force: bool) -> Written:
         if all((folder / name).is_file() and (folder / name).read_bytes() == text for name, text in tables.items()):
             return Written(path=folder, up_to_date=True)
         raise UsageError(f"{folder} exists already", hint="choose another name, or add --force to replace its tables")
-    folder.mkdir(parents=False, exist_ok=True)
+    try:
+        folder.mkdir(exist_ok=True)
+    except OSError as error:
+        raise InputError(
+            f"cannot make the folder {folder}: {error.strerror}", hint="choose a folder in one that exists"
+        ) from error
     for name, text in tables.items():
         with written_whole(folder / name, force=True) as stream:
             stream.write(text)

@@ -77,8 +77,8 @@ def cost_table_card(models: tuple[CostModelInfo, ...]) -> Card:
             ("beta_low", "95 % low", "s"),
             ("beta_high", "95 % high", "s"),
             ("n_half_bytes", "half-speed size", "B"),
-            ("holdout_mape", "hold-out error"),
-            ("max_relative_error", "largest error"),
+            ("holdout_mape", "hold-out error", "share"),
+            ("max_relative_error", "largest error", "share"),
             rows=(
                 (
                     model.name,
@@ -148,7 +148,7 @@ def _sample_table(models: tuple[CostModelInfo, ...]) -> DataTable:
         ("size_bytes", "size", "B"),
         ("seconds", "measured", "s"),
         ("fitted_seconds", "fitted", "s"),
-        ("residual", "residual"),
+        ("residual", "residual", "share"),
         rows=(
             (model.name, sample.size_bytes, sample.seconds, sample.fitted_seconds, sample.residual)
             for model in models

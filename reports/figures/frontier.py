@@ -53,10 +53,10 @@ def frontier_card(info: ComparisonInfo) -> Card:
             ("tpot_ratio", "TPOT ratio"),
             ("tpot_ratio_low", "95 % low"),
             ("tpot_ratio_high", "95 % high"),
-            ("removed_importance", "removed importance"),
-            ("loss_rise", "rise of loss"),
-            ("loss_rise_low", "95 % low"),
-            ("loss_rise_high", "95 % high"),
+            ("removed_importance", "removed importance", "share"),
+            ("loss_rise", "rise of loss", "share"),
+            ("loss_rise_low", "95 % low", "share"),
+            ("loss_rise_high", "95 % high", "share"),
             rows=(
                 (
                     run.run_id,
@@ -133,8 +133,8 @@ def sweep_card(runs: Sequence[ComparedRun]) -> Card:
             ("theta", "θ"),
             ("tpot_seconds", "TPOT", "s"),
             ("tpot_ratio", "TPOT ratio"),
-            ("removed_importance", "removed importance"),
-            ("loss_rise", "rise of loss"),
+            ("removed_importance", "removed importance", "share"),
+            ("loss_rise", "rise of loss", "share"),
             rows=(
                 (
                     run.theta,
@@ -182,7 +182,7 @@ def _frontier_layout(given_up: str) -> dict[str, Any]:
     return {
         "height": 340,
         "showlegend": True,
-        "xaxis": {"title": {"text": given_up}, "tickformat": ".1%", "rangemode": "tozero"},
+        "xaxis": {"title": {"text": given_up}, "tickformat": ".1%", "zeroline": True},
         "yaxis": {"title": {"text": "cut in TPOT"}, "tickformat": ".0%", "zeroline": True},
     }
 

@@ -19,7 +19,7 @@ MAPS = (("heat-before", "Before"), ("heat-after", "After"), ("heat-difference", 
 Grid = list[list[float]]
 
 
-def heat_card(passes: Sequence[tuple[str, BalanceInfo]], noun: str) -> Card:
+def heat_card(passes: Sequence[tuple[str, BalanceInfo]], noun: str, *, selected: int = 0) -> Card:
     """Layers × devices of every (label, balance) in ``passes``; with several, one is picked."""
     grids = [_grids(info) for _, info in passes]
     top = max((value for grid in grids for part in grid[:2] for row in part for value in row), default=0.0) or 1.0
@@ -37,9 +37,9 @@ def heat_card(passes: Sequence[tuple[str, BalanceInfo]], noun: str) -> Card:
             Panel(
                 key=key,
                 title=title,
-                data=variants[0].data,
+                data=variants[selected].data,
                 layout=_layout(layers),
-                alt=variants[0].alt,
+                alt=variants[selected].alt,
                 variants=variants if len(variants) > 1 else (),
             )
         )
@@ -53,7 +53,9 @@ def heat_card(passes: Sequence[tuple[str, BalanceInfo]], noun: str) -> Card:
         ),
         table=balance_table(passes, noun),
         panels=tuple(panels),
-        pickers=(Picker(label="Policy", options=tuple(label for label, _ in passes)),) if several else (),
+        pickers=(Picker(label="Policy", options=tuple(label for label, _ in passes), selected=selected),)
+        if several
+        else (),
     )
 
 

@@ -40,7 +40,7 @@ def front_card(info: SimulationInfo) -> Card:
         table=table(
             ("pass", "pass"),
             ("mean_seconds", "mean step", "s"),
-            ("removed_importance", "removed importance"),
+            ("removed_importance", "removed importance", "share"),
             ("on_front", "on the front"),
             rows=((each.label, each.mean_seconds, each.removed_importance, each.on_front) for each in info.passes),
         ),
@@ -50,7 +50,7 @@ def front_card(info: SimulationInfo) -> Card:
                 data=traces(line, *points),
                 layout={
                     "height": 420,
-                    "xaxis": {"title": {"text": "removed importance"}, "tickformat": ".1%", "rangemode": "tozero"},
+                    "xaxis": {"title": {"text": "removed importance"}, "tickformat": ".1%", "zeroline": True},
                     "yaxis": {"title": {"text": "mean step time (ms)"}},
                 },
                 alt="On the Pareto front: "
@@ -77,10 +77,10 @@ def passes_card(info: SimulationInfo, noun: str) -> Card:
             ("mean_seconds", "mean step", "s"),
             ("p50_seconds", "median", "s"),
             ("p95_seconds", "95th percentile", "s"),
-            ("cut", "cut"),
-            ("max_device_movements_per_step", f"busiest device, {noun} per step"),
+            ("cut", "cut", "share"),
+            ("max_device_movements_per_step", f"busiest device, {noun}"),
             ("gap_mean", "mean gap"),
-            ("removed_importance", "removed importance"),
+            ("removed_importance", "removed importance", "share"),
             ("rerouted_slots", "re-routed slots"),
             rows=(
                 (
@@ -119,14 +119,14 @@ def gaps_card(info: SimulationInfo, noun: str) -> Card:
         panels=(
             Panel(
                 key="gaps",
-                data=variants[0].data,
+                data=variants[info.best].data,
                 layout={
                     "height": 300,
                     "showlegend": False,
                     "xaxis": {"title": {"text": f"gap ({noun})"}, "range": [-0.6, reach - 0.4]},
                     "yaxis": {"title": {"text": "share of layer-steps"}, "tickformat": ".0%", "rangemode": "tozero"},
                 },
-                alt=variants[0].alt,
+                alt=variants[info.best].alt,
                 variants=variants,
             ),
         ),
@@ -156,14 +156,14 @@ def busiest_layers_card(info: SimulationInfo, noun: str) -> Card:
         panels=(
             Panel(
                 key="busiest-layers",
-                data=variants[0].data,
+                data=variants[info.best].data,
                 layout={
                     "height": 300,
                     "barmode": "group",
                     "xaxis": {"title": {"text": "layer"}},
                     "yaxis": {"title": {"text": f"{noun} per step"}, "rangemode": "tozero"},
                 },
-                alt=variants[0].alt,
+                alt=variants[info.best].alt,
                 variants=variants,
             ),
         ),
@@ -173,7 +173,7 @@ def busiest_layers_card(info: SimulationInfo, noun: str) -> Card:
 
 
 def _picker(info: SimulationInfo) -> Picker:
-    return Picker(label="Policy", options=tuple(each.label for each in info.passes))
+    return Picker(label="Policy", options=tuple(each.label for each in info.passes), selected=info.best)
 
 
 def _points(name: str, colour: str, passes: list[SimulatedPass]) -> Any:
@@ -182,6 +182,7 @@ def _points(name: str, colour: str, passes: list[SimulatedPass]) -> Any:
         x=[each.removed_importance for each in passes],
         y=[each.mean_seconds * 1e3 for each in passes],
         mode="markers",
+        cliponaxis=False,
         marker={"size": 10, "color": colour},
         customdata=[plain(each.label) for each in passes],
         hovertemplate="%{customdata}<br>%{y:.3f} ms per step, %{x:.2%} removed<extra></extra>",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import plotly.graph_objects as go
@@ -10,11 +11,12 @@ from probes.units import format_seconds
 from reports.figures import theme
 from reports.figures.card import Card, Panel, traces
 from reports.info.table import table
-from reports.info.timing import PhaseInfo, PredictedInfo, SeriesInfo, StepPart
+from reports.info.timing import PhaseInfo, PredictedInfo, SeriesInfo, StepPart, running_mean
 from reports.info.words import change_with_interval, number, percent
 from store.records import Estimate
 
 PART_COLOURS = (theme.FETCH, theme.BLUE, theme.EXCHANGE, theme.DECIDE, theme.DENSE)
+MOST_SINGLE_STEPS = 200
 LONG_NAMES = {"TPOT": "Time per output token (TPOT)", "TTFT": "Time to first token (TTFT)"}
 
 
@@ -92,29 +94,19 @@ def step_card(parts: tuple[StepPart, ...]) -> Card:
 
 
 def series_card(info: SeriesInfo, noun: str) -> Card:
-    """Busiest device's movements and the hit rate, step by step."""
-
-    def line(name: str, colour: str, values: tuple[float, ...], shown: str) -> Any:
-        return go.Scatter(
-            name=name,
-            x=list(info.steps),
-            y=list(values),
-            mode="lines",
-            line={"color": colour, "width": 1.5},
-            hovertemplate=f"step %{{x}}, {name}: {shown}<extra></extra>",
-        )
-
+    """Busiest device's movements and the hit rate, step by step; many steps are drawn with their running mean."""
     axis = {"title": {"text": "decode step"}}
+    smooth = f" Thick: mean of {_window(info)} steps." if _window(info) > 1 else ""
     return Card(
         key="steps",
         title="Step by step",
-        lede=f"Decode steps of the last pair: {noun} of the busiest device, and share of dispatches that hit a cache.",
+        lede=f"Decode steps of the last pair: {noun} of the busiest device, and share of dispatches that hit.{smooth}",
         table=table(
             ("step", "step"),
             ("max_movements_baseline", "busiest device, baseline", noun),
             ("max_movements_policy", "busiest device, with policy", noun),
-            ("hit_rate_baseline", "hit rate, baseline"),
-            ("hit_rate_policy", "hit rate, with policy"),
+            ("hit_rate_baseline", "hit rate, baseline", "share"),
+            ("hit_rate_policy", "hit rate, with policy", "share"),
             rows=zip(
                 info.steps,
                 info.movements_baseline,
@@ -128,20 +120,14 @@ def series_card(info: SeriesInfo, noun: str) -> Card:
             Panel(
                 key="steps-movements",
                 title=f"Busiest device, {noun}",
-                data=traces(
-                    line("baseline", theme.BEFORE, info.movements_baseline, "%{y}"),
-                    line("with policy", theme.AFTER, info.movements_policy, "%{y}"),
-                ),
+                data=traces(*_step_lines(info, info.movements_baseline, info.movements_policy, "%{y:.4~g}")),
                 layout={"height": 280, "xaxis": axis, "yaxis": {"title": {"text": noun}, "rangemode": "tozero"}},
                 alt=_series_alt(f"{noun} of the busiest device", info.movements_baseline, info.movements_policy),
             ),
             Panel(
                 key="steps-hits",
                 title="Cache hit rate",
-                data=traces(
-                    line("baseline", theme.BEFORE, info.hit_rate_baseline, "%{y:.1%}"),
-                    line("with policy", theme.AFTER, info.hit_rate_policy, "%{y:.1%}"),
-                ),
+                data=traces(*_step_lines(info, info.hit_rate_baseline, info.hit_rate_policy, "%{y:.1%}")),
                 layout={
                     "height": 280,
                     "xaxis": axis,
@@ -178,7 +164,7 @@ def predicted_card(rows: tuple[PredictedInfo, ...]) -> Card:
             ("pass", "pass"),
             ("predicted_tpot_seconds", "predicted TPOT", "s"),
             ("measured_tpot_seconds", "measured TPOT", "s"),
-            ("relative_error", "relative error"),
+            ("relative_error", "relative error", "share"),
             rows=((row.name, row.predicted_seconds, row.measured_seconds, row.relative_error) for row in rows),
         ),
         panels=(
@@ -266,6 +252,37 @@ def _median_mark(name: str, estimate: Estimate) -> Any:
             f"{name}: median %{{x:.3f}} ms, 95 % interval {low * 1e3:.3f} to {high * 1e3:.3f} ms<extra></extra>"
         ),
     )
+
+
+def _window(info: SeriesInfo) -> int:
+    """Steps in the running mean: 1 while single steps can be told apart, then a 40th of them, odd."""
+    return 1 if len(info.steps) <= MOST_SINGLE_STEPS else len(info.steps) // 40 | 1
+
+
+def _step_lines(info: SeriesInfo, baseline: Sequence[float], policy: Sequence[float], shown: str) -> list[Any]:
+    window = _window(info)
+    passes = (("baseline", theme.BEFORE, baseline), ("with policy", theme.AFTER, policy))
+
+    def line(name: str, colour: str, values: Sequence[float], *, behind: bool, label: str) -> Any:
+        return go.Scatter(
+            name=name,
+            x=list(info.steps),
+            y=list(values),
+            mode="lines",
+            showlegend=not behind,
+            opacity=0.3 if behind else 1,
+            line={"color": colour, "width": 1 if behind else 2 if window > 1 else 1.5},
+            hovertemplate=f"step %{{x}}, {label}: {shown}<extra></extra>",
+        )
+
+    single = [line(name, colour, values, behind=window > 1, label=name) for name, colour, values in passes]
+    if window == 1:
+        return single
+    means = (
+        line(name, colour, running_mean(values, window), behind=False, label=f"{name}, mean of {window}")
+        for name, colour, values in passes
+    )
+    return [*single, *means]
 
 
 def _series_alt(what: str, baseline: tuple[float, ...], policy: tuple[float, ...]) -> str:

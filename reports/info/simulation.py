@@ -49,6 +49,13 @@ class SimulationInfo:
     notes: tuple[str, ...]
 
     @property
+    def best(self) -> int:
+        """Position of the pass that cuts most, else of the fastest."""
+        return min(
+            range(len(self.passes)), key=lambda at: (-(self.passes[at].cut or 0.0), self.passes[at].mean_seconds)
+        )
+
+    @property
     def front(self) -> tuple[SimulatedPass, ...]:
         """The passes on the Pareto front, by removed importance."""
         chosen = (each for each in self.passes if each.on_front)

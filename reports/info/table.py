@@ -8,9 +8,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from probes.units import format_rate, format_seconds, format_size
-from reports.info.words import MINUS
+from reports.info.words import MINUS, percent
 
-SCALED_UNITS: dict[str, Callable[[float], str]] = {"s": format_seconds, "B": format_size, "B/s": format_rate}
+SCALED_UNITS: dict[str, Callable[[float], str]] = {
+    "s": format_seconds,
+    "B": format_size,
+    "B/s": format_rate,
+    "share": percent,
+}
 
 Cell = str | int | float | bool | None
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 from reports.info.advice import SHORT_NAMES, STEP_PARTS
 from store.records import Estimate, Ratio, RunRecord
@@ -88,6 +90,17 @@ def series_info(run: RunRecord) -> SeriesInfo:
         hit_rate_baseline=series.baseline_hit_rate,
         hit_rate_policy=series.policy_hit_rate,
     )
+
+
+def running_mean(values: Sequence[float], window: int) -> tuple[float, ...]:
+    """Mean over a centred window (odd) of ``values``, narrower towards both ends."""
+    reach = window // 2
+    sums = list(accumulate(values, initial=0.0))
+    means = []
+    for at in range(len(values)):
+        near = min(reach, at, len(values) - 1 - at)
+        means.append((sums[at + near + 1] - sums[at - near]) / (2 * near + 1))
+    return tuple(means)
 
 
 def predicted_info(run: RunRecord) -> tuple[PredictedInfo, ...]:

@@ -18,7 +18,7 @@ MOST_KEY_FIGURES = 4
 def simulation_content(info: SimulationInfo) -> Page:
     """Which policies are worth it on this machine and trace; every time is predicted, none is measured."""
     noun = movement_noun(info.tier)
-    best = max(info.passes, key=lambda each: each.cut or 0.0)
+    best = info.passes[info.best]
     gain = best.cut is not None and best.cut > 0
     return Page(
         title="What policies would do, by simulation",
@@ -29,7 +29,7 @@ def simulation_content(info: SimulationInfo) -> Page:
         sentences=(
             f"Passes over one trace on a described machine of {plural(info.devices, 'device')}, experts from "
             f"{info.tier}; every time is predicted.",
-            *(_sentence(each) for each in info.front),
+            f"On the Pareto front of step time and removed importance: {'; '.join(map(_on_front, info.front))}.",
         ),
         next_steps=("Measure the chosen policy on this machine: caee run --policy …",) if gain else (),
         key_figures=tuple(_key_figure(each, noun) for each in _shown(info)),
@@ -42,7 +42,7 @@ def _sections(info: SimulationInfo, noun: str) -> tuple[Section, ...]:
     balances = [(each.label, each.balance) for each in info.passes if each.balance.layers]
     devices: list[Card] = [gaps_card(info, noun)]
     if balances:
-        devices += [busiest_layers_card(info, noun), heat_card(balances, noun)]
+        devices += [busiest_layers_card(info, noun), heat_card(balances, noun, selected=info.best)]
     conditions = [
         fact_card("trace", "Trace", "What was replayed.", info.trace),
         fact_card("machine", "Machine", "What it was replayed on.", info.machine),
@@ -63,10 +63,10 @@ def _headline(best: SimulatedPass, *, gain: bool) -> str:
     )
 
 
-def _sentence(each: SimulatedPass) -> str:
-    cut = f" ({percent(each.cut)} less than the router's own choice)" if each.cut else ""
+def _on_front(each: SimulatedPass) -> str:
+    cut = f", {percent(each.cut)} less than the router's own choice" if each.cut else ""
     removed = percent(each.removed_importance)
-    return f"On the front: {each.label}, {format_seconds(each.mean_seconds)} per step{cut}, {removed} removed."
+    return f"{each.label} ({format_seconds(each.mean_seconds)} per step{cut}; {removed} removed)"
 
 
 def _shown(info: SimulationInfo) -> list[SimulatedPass]:

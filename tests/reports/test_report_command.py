@@ -1,0 +1,182 @@
+"""``caee report`` on a store: what is written where, and what is refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from caee_cli.main import run_app
+from reports.info.run import run_info
+from reports.pages.run import run_page
+from reports.report import Format, Report, write_report
+from store.session import open_store
+
+
+@pytest.fixture
+def kept(build: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder to work in, with a store of two runs and their calibration."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CAEE_STORE", str(tmp_path / "caee.db"))
+    with open_store(str(tmp_path / "caee.db")) as store:
+        store.save_probe(build.make_probe())
+        store.save_calibration(build.make_calibration())
+        store.save_run(build.make_run())
+        later = build.make_run(run_id="run-0002", theta=0.6, ratio=0.75)
+        store.save_run(replace(later, created_at="2026-03-15T00:00:00Z"))
+    return tmp_path
+
+
+def test_the_newest_run_is_reported_and_a_second_time_is_up_to_date(
+    kept: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_app(["report"]) == 0
+    output = capsys.readouterr()
+    assert output.err.endswith("Wrote caee-report-run-0002.html\n")
+    assert "25.0 % less time per output token." in output.out
+    first = (kept / "caee-report-run-0002.html").read_bytes()
+    assert b"Fitted cost models" in first
+    assert run_app(["report"]) == 0
+    assert "caee-report-run-0002.html is up to date" in capsys.readouterr().err
+    assert (kept / "caee-report-run-0002.html").read_bytes() == first
+
+
+def test_a_file_that_is_another_is_never_replaced_unasked(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = kept / "caee-report-run-0002.html"
+    target.write_text("mine")
+    assert run_app(["report"]) == 2
+    assert "--force" in capsys.readouterr().err
+    assert target.read_text() == "mine"
+    assert run_app(["report", "--force"]) == 0
+    assert target.read_text() != "mine"
+
+
+def test_a_named_output_that_exists_is_refused_even_with_the_same_content(kept: Path) -> None:
+    assert run_app(["report", "-o", "page.html"]) == 0
+    assert run_app(["report", "-o", "page.html"]) == 2
+    assert run_app(["report", "-o", "page.html", "--force"]) == 0
+
+
+def test_a_run_is_named_by_its_id(kept: Path) -> None:
+    assert run_app(["report", "run-0001"]) == 0
+    assert (kept / "caee-report-run-0001.html").is_file()
+
+
+def test_json_has_every_number_and_says_where_the_page_is(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_app(["report", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "caee.report/1"
+    assert document["written"] == "caee-report-run-0002.html"
+    (run,) = document["runs"]
+    assert run["verdict"]["outcome"] == "faster"
+    assert len(run["phases"][0]["baseline"]["samples"]) == 12
+    assert document["comparison"] is None
+
+
+def test_format_json_is_the_same_document(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_app(["report", "--format", "json", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    written = json.loads((kept / "caee-report-run-0002.json").read_text())
+    del document["written"]
+    assert written == document
+
+
+def test_format_md(kept: Path) -> None:
+    assert run_app(["report", "--format", "md"]) == 0
+    assert (kept / "caee-report-run-0002.md").read_text().startswith("# What cost-aware expert execution did")
+
+
+def test_format_csv_dir_has_a_file_for_each_card(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_app(["report", "--format", "csv-dir", "-o", "tables"]) == 0
+    names = {file.name for file in (kept / "tables").iterdir()}
+    assert {"layer-devices.csv", "phases.csv", "quality.csv", "cost-models.csv", "identity.csv"} <= names
+    rows = list(csv.DictReader((kept / "tables" / "layer-devices.csv").open(newline="")))
+    assert len(rows) == 8 * 4
+    assert run_app(["report", "--format", "csv-dir", "-o", "tables"]) == 0
+    assert "up to date" in capsys.readouterr().err
+    (kept / "tables" / "quality.csv").write_text("mine")
+    assert run_app(["report", "--format", "csv-dir", "-o", "tables"]) == 2
+    assert (kept / "tables" / "quality.csv").read_text() == "mine"
+    assert run_app(["report", "--format", "csv-dir", "-o", "tables", "--force"]) == 0
+
+
+def test_several_runs_side_by_side(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_app(["report", "--last", "2", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert [run["run_id"] for run in document["comparison"]["runs"]] == ["run-0001", "run-0002"]
+    assert document["comparison"]["runs"][1]["tpot_against_first"]["ratio"] < 1
+    page = (kept / "caee-report-run-0001-run-0002.html").read_text()
+    assert "2 runs side by side" in page
+    assert "Sweep of θ" in page
+    assert run_app(["report", "run-0002", "run-0001"]) == 0
+    assert (kept / "caee-report-run-0002-run-0001.html").is_file()
+
+
+def test_unlike_hosts_are_compared_only_if_asked(
+    build: ModuleType, kept: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open_store(str(kept / "caee.db")) as store:
+        other = replace(build.make_run(run_id="run-0003"), fingerprint=build.make_fingerprint(cpu="EPYC 9654"))
+        store.save_run(replace(other, created_at="2026-03-16T00:00:00Z"))
+    assert run_app(["report", "run-0001", "run-0003"]) == 1
+    error = capsys.readouterr().err
+    assert "cpu (Intel Xeon Platinum 8481C against EPYC 9654)" in error
+    assert "--allow-unlike-hosts" in error
+    assert not list(kept.glob("*.html"))
+    assert run_app(["report", "run-0001", "run-0003", "--allow-unlike-hosts"]) == 0
+    assert "unlike hosts: cpu differ" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["run-9"], 1, "run-9"),
+        (["--format", "pdf"], 2, "html, md, json, csv-dir"),
+        (["--last", "0"], 2, "--last"),
+        (["run-0001", "--last", "2"], 2, "--last"),
+        (["run-0001", "run-0001"], 2, "twice"),
+        (["-o", "no/such/folder/page.html"], 1, "no/such/folder"),
+        (["--format", "csv-dir", "-o", "no/such/folder"], 1, "cannot make the folder no/such/folder"),
+        (["--format", "csv-dir", "-o", "caee.db"], 2, "caee.db exists already"),
+        (["--format", "csv-dir", "-o", "caee.db", "--force"], 1, "cannot make the folder caee.db"),
+    ],
+)
+def test_what_cannot_be_done_is_said(
+    kept: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], code: int, says: str
+) -> None:
+    before = sorted(kept.iterdir())
+    assert run_app(["report", *arguments]) == code
+    assert says in capsys.readouterr().err
+    assert sorted(kept.iterdir()) == before
+
+
+def test_an_empty_store_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_app(["report", "--store", str(tmp_path / "empty.db")]) == 1
+    assert "caee run" in capsys.readouterr().err
+
+
+def test_a_deleted_calibration_leaves_a_report(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with open_store(str(kept / "caee.db")) as store:
+        store.delete("calibration-0001", "probe-0001", force=True)
+    assert run_app(["report"]) == 0
+    assert "no longer in the store" in capsys.readouterr().err
+
+
+def test_an_id_cannot_lead_out_of_the_folder(build: ModuleType, kept: Path) -> None:
+    with open_store(str(kept / "caee.db")) as store:
+        store.save_run(replace(build.make_run(run_id="../x\\y"), created_at="2026-03-17T00:00:00Z"))
+    assert run_app(["report"]) == 0
+    assert (kept / "caee-report-.._x_y.html").is_file()
+
+
+@pytest.mark.parametrize("output_format", list(Format))
+def test_a_path_that_is_no_utf8_is_written_as_escapes(build: ModuleType, tmp_path: Path, output_format: Format) -> None:
+    info = run_info(build.make_run(model="models/caf\udce9"))
+    report = Report(runs=(info,), comparison=None, page=run_page(info))
+    written = write_report(report, output_format, tmp_path / "out").path
+    text = (written / "workload.csv" if written.is_dir() else written).read_text(encoding="utf-8")
+    assert "models/caf\\udce9" in text

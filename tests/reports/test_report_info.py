@@ -1,0 +1,248 @@
+"""Info functions on hand-made data with known answers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import ModuleType
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from probes.errors import InputError
+from probes.records import Field
+from reports.info.balance import balance_info, gap_info, imbalance, importance_info, sum_histograms
+from reports.info.comparison import comparison_info, median_ratio
+from reports.info.costmodels import cost_models_info
+from reports.info.machine import fingerprint_info, parameters_info
+from reports.info.run import run_info
+from reports.info.simulation import pareto_front, simulation_info
+from reports.info.timing import phases_info, predicted_info, running_mean, series_info, step_parts_info
+from store.records import LayerCost
+
+
+def layer(number: int, before: tuple[float, ...], after: tuple[float, ...], **changes: object) -> LayerCost:
+    made = LayerCost(
+        layer=number,
+        device_cost_before=tuple(value * 1e-3 for value in before),
+        device_cost_after=tuple(value * 1e-3 for value in after),
+        device_misses_before=before,
+        device_misses_after=after,
+        gap_histogram_before=(0, 2, 1),
+        gap_histogram_after=(3,),
+        importance_highest=1.5,
+        importance_lowest=0.5,
+    )
+    return replace(made, **changes)  # type: ignore[arg-type]  # the caller names fields
+
+
+def test_balance_of_known_layers(build: ModuleType) -> None:
+    run = replace(
+        build.make_run(devices=2), layers=(layer(7, (2.0, 2.0), (1.0, 2.0)), layer(3, (9.0, 3.0), (3.0, 3.0)))
+    )
+    info = balance_info(run)
+    assert [each.layer for each in info.layers] == [3, 7]
+    assert info.layers[0].imbalance_before == pytest.approx(1.5)
+    assert info.layers[0].imbalance_after == pytest.approx(1.0)
+    assert info.layers[0].seconds_before == pytest.approx((9e-3, 3e-3))
+    assert info.most_relieved is info.layers[0]
+    assert info.devices == ("cpu:0", "cpu:1")
+
+
+def test_imbalance_of_idle_devices_is_unknown() -> None:
+    assert imbalance((0.0, 0.0)) is None
+    assert imbalance(()) is None
+
+
+def test_gaps_add_up_over_layers_of_unequal_length(build: ModuleType) -> None:
+    run = replace(
+        build.make_run(),
+        layers=(
+            layer(0, (1.0,), (1.0,), gap_histogram_before=(1, 2), gap_histogram_after=(3,)),
+            layer(1, (1.0,), (1.0,), gap_histogram_before=(0, 0, 1), gap_histogram_after=(1,)),
+        ),
+    )
+    info = gap_info(run)
+    assert info.gaps == (0, 1, 2)
+    assert info.count_before == (1, 2, 1)
+    assert info.count_after == (4, 0, 0)
+    assert info.share_before == (0.25, 0.5, 0.25)
+    assert (info.mean_before, info.mean_after) == (1.0, 0.0)
+
+
+def test_no_layers_no_gaps_no_importance(build: ModuleType) -> None:
+    run = replace(build.make_run(), layers=())
+    assert gap_info(run).mean_before is None
+    assert importance_info(run) is None
+    assert balance_info(run).most_relieved is None
+
+
+def test_importance_keeps_only_layers_that_recorded_it(build: ModuleType) -> None:
+    run = replace(
+        build.make_run(), layers=(layer(1, (1.0,), (1.0,)), layer(0, (1.0,), (1.0,), importance_highest=None))
+    )
+    info = importance_info(run)
+    assert info is not None
+    assert (info.layers, info.highest, info.lowest) == ((1,), (1.5,), (0.5,))
+
+
+@given(st.lists(st.lists(st.integers(0, 9), max_size=6), max_size=6))
+def test_histograms_lose_no_count(histograms: list[list[int]]) -> None:
+    assert sum(sum_histograms(histograms)) == sum(sum(histogram) for histogram in histograms)
+
+
+def test_phases_steps_and_prediction_are_the_record_s(build: ModuleType) -> None:
+    run = build.make_run()
+    tpot, ttft = phases_info(run)
+    assert (tpot.baseline, tpot.with_policy, tpot.gain) == (
+        run.baseline.tpot_seconds,
+        run.with_policy.tpot_seconds,
+        run.gain_tpot,
+    )
+    assert ttft.with_policy is run.with_policy.ttft_seconds
+    parts = {part.short_name: part for part in step_parts_info(run)}
+    assert parts["fetch wait"].baseline == run.baseline.step_times.fetch_wait
+    assert parts["dense, other"].with_policy == run.with_policy.step_times.other
+    assert series_info(run).steps == tuple(range(1, 65))
+    assert [row.relative_error for row in predicted_info(run)] == [-0.029, -0.042]
+    assert predicted_info(replace(run, predicted=None)) == ()
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=40), st.integers(0, 10))
+def test_running_mean_agrees_with_a_plain_one(values: list[float], reach: int) -> None:
+    plain = []
+    for at in range(len(values)):
+        near = min(reach, at, len(values) - 1 - at)
+        plain.append(float(np.mean(values[at - near : at + near + 1])))
+    assert running_mean(values, 2 * reach + 1) == pytest.approx(plain, abs=1e-6)
+
+
+def test_cost_models_stand_beside_their_samples(build: ModuleType) -> None:
+    calibration, probe = build.make_calibration(devices=1), build.make_probe(devices=1)
+    alone, together = cost_models_info(calibration, probe)
+    assert alone.name == "disk → cpu:0, direct"
+    assert together.name == "disk → cpu:0, direct, all at once"
+    assert len(alone.samples) == 35
+    sample, model = alone.samples[0], calibration.models[0]
+    assert sample.fitted_seconds == pytest.approx(52e-6 + 4096 / 1.9e9)
+    assert sample.residual == pytest.approx(sample.seconds / sample.fitted_seconds - 1)
+    assert alone.effective_bandwidth_bytes_per_s == pytest.approx(1.9e9)
+    assert alone.curve[0] == (pytest.approx(4096), pytest.approx(model.seconds(4096)))
+    assert alone.curve[-1][0] == pytest.approx(4096 * 4**6)
+
+
+def test_a_model_without_its_probe_keeps_its_curve(build: ModuleType) -> None:
+    (alone, _) = cost_models_info(build.make_calibration(devices=1), None)
+    assert alone.samples == ()
+    assert len(alone.curve) == 33
+    assert cost_models_info(None, None) == ()
+
+
+def test_facts_are_a_value_or_a_reason(build: ModuleType) -> None:
+    facts = {(fact.group, fact.name): fact for fact in fingerprint_info(build.make_fingerprint())}
+    assert facts["identity", "gpu"].value is None
+    assert facts["identity", "gpu"].reason == "no NVIDIA driver is loaded"
+    assert facts["state", "load_average"].value == 0.42
+    parameters = {(fact.group, fact.name): fact.value for fact in parameters_info(build.make_run())}
+    assert parameters["policy", "theta"] == 0.8
+    assert parameters["workload", "cached experts per device"] == 16
+
+
+def test_a_run_without_calibration_warns(build: ModuleType) -> None:
+    run = build.make_run()
+    assert any("caee calibrate" in warning for warning in run_info(replace(run, predicted=None)).warnings)
+    assert any("no longer in the store" in warning for warning in run_info(run).warnings)
+    kept = run_info(run, build.make_calibration(), build.make_probe())
+    assert kept.warnings == run.warnings
+
+
+def test_a_machine_that_changed_since_its_calibration_is_named(build: ModuleType) -> None:
+    calibration = replace(build.make_calibration(), fingerprint=build.make_fingerprint(kernel="5.4"))
+    assert any("(kernel)" in warning for warning in run_info(build.make_run(), calibration).warnings)
+
+
+def test_unlike_hosts_are_refused_naming_the_fields(build: ModuleType) -> None:
+    other = replace(build.make_run(run_id="b"), fingerprint=build.make_fingerprint(cpu="EPYC 9654", torch="2.8.0"))
+    with pytest.raises(InputError, match=r"cpu \(Intel Xeon Platinum 8481C against EPYC 9654\); torch") as caught:
+        comparison_info([build.make_run(), other])
+    assert "--allow-unlike-hosts" in str(caught.value.hint)
+    assert comparison_info([build.make_run(), other], allow_unlike_hosts=True).unlike_hosts == ("cpu", "torch")
+
+
+def test_state_may_differ_between_hosts(build: ModuleType) -> None:
+    first = build.make_run()
+    fingerprint = replace(first.fingerprint, state={"load_average": Field(value=9.0)})
+    assert comparison_info([first, replace(first, run_id="b", fingerprint=fingerprint)]).unlike_hosts == ()
+
+
+def test_comparison_of_known_runs(build: ModuleType) -> None:
+    first, second = build.make_run(ratio=0.9), build.make_run(run_id="run-0002", theta=0.6, ratio=0.72, loss_rise=0.01)
+    info = comparison_info([first, second])
+    assert info.runs[0].tpot_against_first is None
+    against = info.runs[1].tpot_against_first
+    assert against is not None
+    assert against.ratio == pytest.approx(
+        second.with_policy.tpot_seconds.median / first.with_policy.tpot_seconds.median
+    )
+    assert against.outside_noise
+    rise = info.runs[1].loss_rise
+    assert rise is not None
+    assert rise.value == pytest.approx(0.01)
+    assert rise.ci95[0] < rise.value < rise.ci95[1]
+    assert info.differing == ("policy",)
+    assert [run.theta for run in info.sweep] == [0.6, 0.8]
+    assert [run.label for run in info.runs] == ["caee θ=0.8", "caee θ=0.6"]
+
+
+def test_no_sweep_where_more_than_theta_differs(build: ModuleType) -> None:
+    first, second = build.make_run(), build.make_run(run_id="b", theta=0.6)
+    second = replace(second, workload=replace(second.workload, batch_size=1))
+    info = comparison_info([first, second])
+    assert info.differing == ("policy", "batch size")
+    assert info.sweep == ()
+
+
+def test_runs_of_one_policy_are_told_apart_by_their_ids(build: ModuleType) -> None:
+    labels = [run.label for run in comparison_info([build.make_run(), build.make_run(run_id="b")]).runs]
+    assert labels == ["caee θ=0.8 · run-0001", "caee θ=0.8 · b"]
+
+
+def test_the_unpaired_interval_covers_the_true_ratio_and_is_the_same_every_time() -> None:
+    draw = np.random.default_rng(5)
+    reference, samples = draw.normal(1.0, 0.05, 40), draw.normal(0.8, 0.05, 40)
+    found = median_ratio(list(samples), list(reference))
+    assert found.ci95[0] < 0.8 < found.ci95[1]
+    assert found.ci95[1] - found.ci95[0] < 0.15
+    assert found == median_ratio(list(samples), list(reference))
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=8))
+def test_the_front_is_what_nothing_dominates(points: list[tuple[float, float]]) -> None:
+    front = pareto_front(points)
+    assert any(front)
+    for point, on_front in zip(points, front, strict=True):
+        worse = [other for other in points if other[0] <= point[0] and other[1] <= point[1] and sum(other) < sum(point)]
+        assert on_front == (not worse)
+
+
+def test_simulated_passes_are_compared_with_the_router_on_the_same_cache(build: ModuleType) -> None:
+    document = build.make_simulation()
+    info = simulation_info(document)
+    assert len(info.passes) == 8
+    router, second = info.passes[4], info.passes[5]
+    assert router.cut == 0
+    assert second.cut == pytest.approx(1 - second.mean_seconds / router.mean_seconds)
+    assert second.label == "caee:rule=cir,theta=0.8 · lru 32"
+    first_layer = document["policies"][5]["layers"][0]
+    assert second.balance.layers[0].movements_after[2] == first_layer["device_misses_after"][2] / 200
+
+
+@pytest.mark.parametrize("missing", ["policies", "machine", "trace"])
+def test_a_document_that_is_no_simulation_is_refused(build: ModuleType, missing: str) -> None:
+    document = build.make_simulation()
+    del document[missing]
+    with pytest.raises(InputError, match="no result of caee simulate"):
+        simulation_info(document)
+    with pytest.raises(InputError):
+        simulation_info({**build.make_simulation(), "policies": []})
