@@ -20,6 +20,9 @@ SEARCH_LIMIT = 10.0
 LOG_PRICE_LIMIT = 30.0
 TOKENS_GAIN = 0.01
 
+# Level, account, search gain, mean tokens (0: none seen yet).
+START = (math.log(START_PRICE), 0.0, SEARCH_GAIN, 0.0)
+
 
 class PriceController:
     """The price λ for a target ``epsilon`` of removed importance per real token and layer-step (0 < ε < 1).
@@ -29,25 +32,33 @@ class PriceController:
 
     def __init__(self, epsilon: float) -> None:
         self.epsilon = epsilon
-        self._level = math.log(START_PRICE)
-        self._account = 0.0
-        self._search_gain = SEARCH_GAIN
-        self._mean_tokens = 0.0
+        self.state = START
 
     @property
     def price(self) -> float:
         """λ for the next layer-step."""
-        return math.exp(_clamp(self._level - ACCOUNT_GAIN * self._account, LOG_PRICE_LIMIT))
+        return price(*self.state)
 
     def observe(self, removed: float, tokens: int) -> None:
         """A layer-step of ``tokens`` > 0 real tokens lost ``removed`` importance in all."""
-        self._mean_tokens += (TOKENS_GAIN if self._mean_tokens else 1.0) * (tokens - self._mean_tokens)
-        change = (self.epsilon * tokens - removed) / (self.epsilon * self._mean_tokens)
-        self._account = _clamp(self._account + change, ACCOUNT_LIMIT)
-        drift = LEVEL_GAIN * self._account + self._search_gain * _clamp(self._account, SEARCH_LIMIT)
-        self._level = _clamp(self._level - drift, LOG_PRICE_LIMIT)
-        self._search_gain *= SEARCH_DECAY
+        self.state = observe(*self.state, self.epsilon, removed, tokens)
 
 
-def _clamp(value: float, limit: float) -> float:
-    return max(-limit, min(limit, value))
+# Scalars in, scalars out: the simulator compiles these two as they stand.
+
+
+def price(level: float, account: float, search_gain: float, mean_tokens: float) -> float:
+    """λ of a controller's state."""
+    return math.exp(max(-LOG_PRICE_LIMIT, min(LOG_PRICE_LIMIT, level - ACCOUNT_GAIN * account)))
+
+
+def observe(
+    level: float, account: float, search_gain: float, mean_tokens: float, epsilon: float, removed: float, tokens: int
+) -> tuple[float, float, float, float]:
+    """The state after a layer-step of ``tokens`` > 0 real tokens that lost ``removed`` importance in all."""
+    mean_tokens += (TOKENS_GAIN if mean_tokens > 0 else 1.0) * (tokens - mean_tokens)
+    change = (epsilon * tokens - removed) / (epsilon * mean_tokens)
+    account = max(-ACCOUNT_LIMIT, min(ACCOUNT_LIMIT, account + change))
+    drift = LEVEL_GAIN * account + search_gain * max(-SEARCH_LIMIT, min(SEARCH_LIMIT, account))
+    level = max(-LOG_PRICE_LIMIT, min(LOG_PRICE_LIMIT, level - drift))
+    return level, account, search_gain * SEARCH_DECAY, mean_tokens
