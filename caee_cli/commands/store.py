@@ -12,7 +12,7 @@ from caee_cli.options import ForceOption, JsonOption, OutputOption, StoreOption
 app = typer.Typer(no_args_is_help=True, help="What is kept: probes, calibrations, runs and simulations.")
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id, or enough of its beginning.")]
-IdsArgument = Annotated[list[str], typer.Argument(metavar="ID...", help="Ids, or enough of their beginnings.")]
+IdsArgument = Annotated[list[str], typer.Argument(metavar="ID", help="Ids, or enough of their beginnings.")]
 
 
 @app.command("list")
@@ -60,9 +60,13 @@ def export_records(
     record_ids: IdsArgument,
     output: OutputOption = None,
     force: ForceOption = False,
+    json: JsonOption = False,
     store: StoreOption = None,
 ) -> None:
-    """Write records, and what they were made from, as one JSON document that `caee store import` reads."""
+    """Write records, and what they were made from, as one JSON document that `caee store import` reads.
+
+    Without -o the document itself is printed.
+    """
     from caee_cli.output import emit_json, note
     from store.exchange import write_export
     from store.session import open_store
@@ -73,7 +77,10 @@ def export_records(
         emit_json(document)
     else:
         write_export(output, document, force=force)
-        note(f"Wrote {output}: {', '.join(record['record_id'] for record in document['records'])}")
+        written = [record["record_id"] for record in document["records"]]
+        note(f"Wrote {output}: {', '.join(written)}")
+        if json:
+            emit_json({"schema": "caee.store.export/1", "output": str(output), "records": written})
 
 
 @app.command("import")

@@ -114,6 +114,8 @@ def test_export_and_import(caee: Caee, tmp_path: Path) -> None:
     code, _, err = caee("store", "export", "sim-1", "-o", str(file))
     assert code == 2
     assert "--force" in err
+    code, out, _ = caee("store", "export", "sim-1", "wild", "-o", str(file), "--force", "--json")
+    assert (code, json.loads(out)["records"]) == (0, ["sim-1", "wild"])
     code, out, _ = caee("store", "export", "sim-1", "wild")
     assert (code, json.loads(out)) == (0, json.loads(file.read_text()))
 
