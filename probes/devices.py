@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,6 +30,13 @@ def find_devices(text: str | None = None) -> tuple[Device, ...]:
     if kind not in ("cuda", "gpu"):
         raise UsageError(f"{text!r} does not name devices", hint=_HOW)
     return _chosen_gpus(rest, text)
+
+
+def devices_text(devices: Sequence[Device]) -> str:
+    """What ``find_devices`` finds ``devices`` again by."""
+    if devices[0].kind == "cpu":
+        return f"cpu:{len(devices)}"
+    return f"{devices[0].kind}:" + "".join(f"{device.index}," for device in devices)
 
 
 def _cpu_ranks(count: int) -> tuple[Device, ...]:

@@ -7,7 +7,7 @@ F = f · Σ load is t / (n·c): 1 when the link serves one at a time, 1/n when t
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from probes.records import Concurrency, Device, LinkGroup, LinkKind, LinkMeasurement, LinkMode, LinkModel, Sample
 
@@ -33,17 +33,25 @@ def link_groups(
     The factor is taken around ``sizes`` (those of the experts to be moved) where these are given, else over all sizes
     from 64 KiB on. Of several modes the one that is used for fetching counts: direct, pinned.
     """
-    if len(devices) < 2:
-        return ()
     groups = []
     for kind in _SHARED_KINDS:
         slowdown = _slowdown([link for link in links if link.kind is kind], devices, sizes)
-        members = [device.index for device in devices if slowdown.get(device.name_on_link, 0.0) > DISTURBED]
-        if len(members) < 2:
-            continue
-        mean = statistics.fmean(slowdown[device.name_on_link] for device in devices if device.index in members)
-        groups.append(LinkGroup(kind=kind, devices=tuple(members), factor=_factor(mean, len(members))))
+        by_index = {
+            device.index: slowdown[device.name_on_link] for device in devices if device.name_on_link in slowdown
+        }
+        group = group_of(kind, by_index)
+        if group is not None:
+            groups.append(group)
     return tuple(groups)
+
+
+def group_of(kind: LinkKind, slowdown: Mapping[int, float]) -> LinkGroup | None:
+    """The devices that are slower by ``slowdown`` when all move at once, or None where fewer than two are."""
+    members = sorted(index for index, ratio in slowdown.items() if ratio > DISTURBED)
+    if len(members) < 2:
+        return None
+    mean = statistics.fmean(slowdown[index] for index in members)
+    return LinkGroup(kind=kind, devices=tuple(members), factor=_factor(mean, len(members)))
 
 
 def contention_factor(solo: LinkModel, contended: LinkModel, devices: int, size_bytes: int) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import time
 from pathlib import Path
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -79,6 +80,14 @@ def cgroup_folders(controller: str, *, root: Path = _CGROUP_ROOT, proc: Path = _
             inner = mount / path.lstrip("/")
             folders += [folder for folder in (inner, *inner.parents) if folder.is_relative_to(mount)]
     return tuple(dict.fromkeys(folder for folder in folders if folder.is_dir()))
+
+
+def process_age_seconds() -> float:
+    """How long ago this process started; its imports took their time before anything could be measured."""
+    fields = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    # proc(5): starttime is field 22 of all, in ticks since boot; two come before the closing parenthesis.
+    started = int(fields[19]) / os.sysconf("SC_CLK_TCK")
+    return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started)
 
 
 def meminfo_bytes(name: str) -> int:

@@ -83,8 +83,11 @@ def _disk(devices: int, scratch: ScratchFile, seed: int) -> Iterator[LinkPlan]:
         if file is None or scratch.content is None:
             yield from _both_waived(link, scratch.waived or scratch.not_direct or "there is no file to read")
             continue
+        # Where direct reads cannot be had, the reason is worth knowing beside the buffered figures too.
+        notes = () if scratch.not_direct is None else (scratch.not_direct,)
         readers = [
-            partial(DiskTransfer, file, scratch.content, part=part, parts=devices, seed=seed) for part in range(devices)
+            partial(DiskTransfer, file, scratch.content, part=part, parts=devices, seed=seed, notes=notes)
+            for part in range(devices)
         ]
         yield from _alone_and_all(link, readers)
 

@@ -22,9 +22,9 @@ from probes.records import Concurrency, Device, LinkKind, LinkMeasurement, Probe
 from probes.sampling import Limits
 from probes.scratch import make_scratch
 
-# Together with start-up and storing, a default probe takes at most 30 s, a quick one 15.
+# With start-up before and storing after it, a default probe takes at most 30 s, a quick one 15.
 FULL_SECONDS = 20.0
-QUICK_SECONDS = 8.0
+QUICK_SECONDS = 9.0
 _SMALLEST_BYTES = 4 << 10
 _LARGEST_BYTES = {"full": 64 << 20, "quick": 16 << 20}
 _LARGEST_DISK_BYTES = 32 << 20
@@ -41,24 +41,21 @@ _LEAST_LINK_SECONDS = 0.2
 class ProbeOptions:
     """What to measure. ``devices``: as ``--devices``; None for what the machine offers.
 
-    ``sizes``: instead of the geometric sweep; ``extra_sizes``: beside it, such as the bytes of the model's experts.
+    ``extra_sizes``: measured beside the geometric sweep, such as the bytes of a model's experts.
     ``disk_folder``: where the disk is measured. ``seconds``: time for measuring, without start-up.
     """
 
     disk_folder: Path
     devices: str | None = None
     quick: bool = False
-    sizes: tuple[int, ...] | None = None
     extra_sizes: tuple[int, ...] = ()
     seconds: float | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
-        wrong = [size for size in (*(self.sizes or ()), *self.extra_sizes) if size <= 0]
+        wrong = [size for size in self.extra_sizes if size <= 0]
         if wrong:
             raise UsageError(f"a transfer of {wrong[0]} bytes cannot be measured", hint="sizes are positive")
-        if self.sizes is not None and len(set(self.sizes)) < 3:
-            raise UsageError("fewer than three sizes cannot tell latency from bandwidth", hint="give more --sizes")
         if self.seconds is not None and self.seconds <= 0:
             raise UsageError("there is no time to measure anything", hint="allow some seconds")
 
@@ -73,11 +70,9 @@ class ProbeOptions:
             largest = min(largest, _LARGEST_DISK_BYTES)
         elif kind is not LinkKind.HOST_MEMORY:
             largest = _LARGEST_GPU_BYTES[self.scale]
-        sizes = list(self.sizes or ())
-        size = _SMALLEST_BYTES
-        while not self.sizes and size <= largest:
-            sizes.append(size)
-            size *= _STEP[self.scale]
+        sizes = [_SMALLEST_BYTES]
+        while sizes[-1] * _STEP[self.scale] <= largest:
+            sizes.append(sizes[-1] * _STEP[self.scale])
         return tuple(sorted({-(-size // GRANULARITY) * GRANULARITY for size in (*sizes, *self.extra_sizes)}))
 
 
@@ -137,15 +132,7 @@ def _measure(
     """One link after the other; what one leaves of its time, the following share."""
     progress("writing a file to read", 0.01)
     start = time.monotonic()
-    scratch = make_scratch(
-        options.disk_folder,
-        size_bytes=_SCRATCH_BYTES[options.scale],
-        seconds=(deadline - start) * _WRITE_SHARE,
-        seed=options.seed,
-    )
-    max_bytes = max(options.sizes_for(LinkKind.HOST_TO_DEVICE if devices[0].kind != "cpu" else LinkKind.HOST_MEMORY))
-    with contextlib.closing(scratch), _one_thread():
-        plans = plan_links(devices, scratch, max_bytes=max_bytes, seed=options.seed, make_backend=make_backend)
+    with prepared(options, devices, make_backend, seconds=deadline - start) as plans:
         weight_left = sum(_weight(plan) for plan in plans)
         for plan in plans:
             begin = time.monotonic()
@@ -163,6 +150,30 @@ def _measure(
     progress("done", 1.0)
 
 
+@contextlib.contextmanager
+def prepared(
+    options: ProbeOptions, devices: tuple[Device, ...], make_backend: BackendFactory, *, seconds: float
+) -> Iterator[tuple[LinkPlan, ...]]:
+    """The links to measure, with the file that the disk's are measured on, written in a part of ``seconds``.
+
+    Within the block torch copies with one thread, as a rank does; it would split large copies among all of them.
+    """
+    scratch = make_scratch(
+        options.disk_folder,
+        size_bytes=_SCRATCH_BYTES[options.scale],
+        seconds=seconds * _WRITE_SHARE,
+        seed=options.seed,
+    )
+    largest = max(options.sizes_for(LinkKind.HOST_TO_DEVICE if devices[0].kind != "cpu" else LinkKind.HOST_MEMORY))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with contextlib.closing(scratch):
+            yield plan_links(devices, scratch, max_bytes=largest, seed=options.seed, make_backend=make_backend)
+    finally:
+        torch.set_num_threads(threads)
+
+
 def _weight(plan: LinkPlan) -> float:
     return 0.0 if plan.waived is not None else _WEIGHTS.get(plan.kind, 1.0)
 
@@ -175,14 +186,3 @@ def _describe(plan: LinkPlan) -> str:
 
 def _shifted(progress: Progress, what: str, done: float, whole: float) -> Callable[[float], None]:
     return lambda share: progress(what, min(1.0, done + whole * share))
-
-
-@contextlib.contextmanager
-def _one_thread() -> Iterator[None]:
-    # A rank copies and reads with one thread; torch would split large copies among all of the machine's.
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

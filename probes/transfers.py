@@ -112,7 +112,16 @@ class DiskTransfer:
 
     runs_on_host = True
 
-    def __init__(self, file: DirectFile, content: FileContent, *, part: int, parts: int, seed: int) -> None:
+    def __init__(
+        self,
+        file: DirectFile,
+        content: FileContent,
+        *,
+        part: int,
+        parts: int,
+        seed: int,
+        notes: tuple[str, ...] = (),
+    ) -> None:
         self._file = file
         self._content = content
         length = content.size_bytes // parts // ALIGNMENT * ALIGNMENT
@@ -121,7 +130,7 @@ class DiskTransfer:
         self._length = length
         self._random = random.Random(seed * 1000 + part)
         self.max_bytes = self._buffer.numel()
-        self.notes: tuple[str, ...] = () if file.reason is None else (file.reason,)
+        self.notes = notes
 
     def timed(self, size_bytes: int) -> float:
         offset = self._next_offset(size_bytes)

@@ -1,7 +1,38 @@
-"""``caee doctor``."""
+"""``caee doctor``: what this machine can and cannot do."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
 
-def command() -> None:
-    """(to be written)"""
+import typer
+
+from caee_cli.options import JsonOption, StoreOption
+
+
+def command(
+    disk_path: Annotated[
+        Path | None, typer.Option("--disk-path", metavar="FOLDER", help="As for `caee probe`: the disk to look at.")
+    ] = None,
+    json: JsonOption = False,
+    store: StoreOption = None,
+) -> None:
+    """Say what this machine can and cannot do, each with the reason and the fix."""
+    from dataclasses import asdict
+
+    from caee_cli.diagnosis import diagnose
+    from caee_cli.output import emit_json, show
+    from probes.documents import fingerprint_document
+    from reports.measured import findings_table
+
+    findings, fingerprint = diagnose(store, disk_path)
+    if json:
+        emit_json(
+            {
+                "schema": "caee.doctor/1",
+                "findings": [asdict(finding) for finding in findings],
+                "fingerprint": fingerprint_document(fingerprint),
+            }
+        )
+    else:
+        show(findings_table(findings))
