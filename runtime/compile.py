@@ -19,12 +19,18 @@ def compiled(function: Function) -> Function:
     before = numba.config.CACHE_DIR
     numba.config.CACHE_DIR = before or str(_cache_folder())
     try:
-        fast: Function = numba.njit(cache=True)(function)
+        fast: Function = numba.njit(cache=True, error_model="numpy")(function)
     except RuntimeError:
         # No folder can be written: compile in every process.
         fast = numba.njit(function)
     finally:
         numba.config.CACHE_DIR = before
+    return fast
+
+
+def inlined(function: Function) -> Function:
+    """``function`` compiled into every compiled caller: for small ones on a hot path."""
+    fast: Function = numba.njit(forceinline=True, error_model="numpy")(function)
     return fast
 
 

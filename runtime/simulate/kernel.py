@@ -1,0 +1,132 @@
+"""One policy's pass over a block of steps, compiled: decide, dispatch, count. Equal to ``runtime.simulate.reference``
+in every figure.
+
+An expert on a device is a *copy*, numbered (layer · experts + id) · replicas + replica: with one replica, the expert
+itself. Costs and times are integer picoseconds, shares integers in 2⁻³⁰.
+"""
+
+from __future__ import annotations
+
+from runtime.compile import compiled, inlined
+from runtime.policy.kernels import f_of
+from runtime.simulate.caches import Cache, fetch, start_step, use
+from runtime.simulate.keep import keep_experts
+from runtime.simulate.layerstep import Int64s, LayerStep, Layout, Rule, Totals, new_layer_step
+from runtime.simulate.prepare import Prepared
+
+MAX_MISSES, REMOVED, TOKENS, REROUTED, LAYER_STEPS, MOMENT = range(6)
+
+
+@compiled
+def run_block(
+    block: Prepared,
+    layout: Layout,
+    cache: Cache,
+    rule: Rule,
+    totals: Totals,
+    next_use: Int64s,
+    times: Int64s,
+    uncounted: int,
+) -> None:
+    """Replays the block on the cache's state and fills ``times`` [S].
+
+    ``next_use``: [A] when the router next chooses each active expert, for ``belady``, else empty. The first
+    ``uncounted`` steps are warm-up: they run, and count in no figure.
+    """
+    now = new_layer_step(layout)
+    place = 0
+    for step in range(block.steps):
+        start_step(cache)
+        tokens = block.offsets[step + 1] - block.offsets[step]
+        times[step] = layout.dense
+        for layer in range(block.layers):
+            totals.sums[MOMENT] += 1
+            at = step * block.layers + layer
+            first, last = block.active_start[at], block.active_start[at + 1]
+            for active in range(first, last) if len(next_use) else range(0):
+                cache.next_use[layer * layout.experts + block.active[active]] = next_use[active]
+            choose_copies(block, layout, cache, now, layer, first, last)
+            removed, rerouted = keep_experts(
+                block, layout, rule, totals.controller, now, totals.sums[MOMENT], first, last, place, tokens
+            )
+            dispatch(layout, cache, now, totals.sums[MOMENT], last - first)
+            times[step] += layer_time(layout, now)
+            if step >= uncounted:
+                count(layout, totals, now, layer, tokens, removed, rerouted)
+            place += tokens * block.slots
+
+
+@inlined
+def choose_copies(
+    block: Prepared, layout: Layout, cache: Cache, now: LayerStep, layer: int, first: int, last: int
+) -> None:
+    """Each active expert on the replica that costs the least now (ties: a resident one, then the lower device)."""
+    now.misses_before[:] = 0
+    for place in range(last - first):
+        base = (layer * layout.experts + block.active[first + place]) * layout.replicas
+        best = base
+        best_absent = not (layout.offloading and cache.resident[best])
+        best_paid = layout.cost[layout.device[best]] if best_absent else 0
+        for copy in range(base + 1, base + layout.replicas):
+            device = layout.device[copy]
+            if device < 0:
+                break
+            absent = not (layout.offloading and cache.resident[copy])
+            paid = layout.cost[device] if absent else 0
+            # Replicas stand by device, so an equal one never takes over.
+            if paid < best_paid or (paid == best_paid and best_absent and not absent):
+                best, best_absent, best_paid = copy, absent, paid
+        now.copy[place] = best
+        now.device[place] = layout.device[best]
+        now.absent[place] = best_absent
+        now.paid[place] = best_paid
+        if best_absent:
+            now.misses_before[layout.device[best]] += 1
+
+
+@inlined
+def dispatch(layout: Layout, cache: Cache, now: LayerStep, moment: int, actives: int) -> None:
+    """The kept experts are used, the absent ones are moved; caches change."""
+    now.misses[:] = 0
+    now.dispatched[:] = 0
+    for place in range(actives):
+        if now.kept[place]:
+            now.dispatched[now.device[place]] += 1
+            if now.absent[place]:
+                now.misses[now.device[place]] += 1
+            if layout.offloading:
+                use(cache, now.copy[place], moment)
+    if not layout.offloading:
+        return
+    for place in range(actives):
+        if now.kept[place] and now.absent[place]:
+            fetch(cache, now.device[place], now.copy[place], moment, layout.replicas)
+
+
+@inlined
+def layer_time(layout: Layout, now: LayerStep) -> int:
+    """F of the paid movements, and compute beside or after them."""
+    longest = 0
+    for device in range(layout.devices):
+        now.load[device] = now.misses[device] * layout.cost[device]
+        longest = max(longest, now.dispatched[device])
+    movements = f_of(now.load, layout.group_starts, layout.group_members, layout.group_factors)
+    compute = longest * layout.compute
+    return max(movements, compute) if layout.overlap else movements + compute
+
+
+@inlined
+def count(layout: Layout, totals: Totals, now: LayerStep, layer: int, tokens: int, removed: int, rerouted: int) -> None:
+    """Adds one layer-step to the figures."""
+    most, least = now.misses[0], now.misses[0]
+    for device in range(layout.devices):
+        totals.before_LD[layer, device] += now.misses_before[device]
+        totals.after_LD[layer, device] += now.misses[device]
+        most = max(most, now.misses[device])
+        least = min(least, now.misses[device])
+    totals.gaps[most - least] += 1
+    totals.sums[MAX_MISSES] += most
+    totals.sums[REMOVED] += removed
+    totals.sums[TOKENS] += tokens
+    totals.sums[REROUTED] += rerouted
+    totals.sums[LAYER_STEPS] += 1

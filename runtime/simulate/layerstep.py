@@ -1,0 +1,99 @@
+"""The compiled pass's machine, policy and scratch memory."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.compile import inlined
+
+Int64s = npt.NDArray[np.int64]
+Int32s = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+
+class Rule(NamedTuple):
+    """A policy in numbers. ``keeps``: one of the constants of ``runtime.simulate.keep``.
+
+    A token marks its ``best`` first slots, and further ones while the shares before them sum to less than ``least``.
+    ``score``: every expert of at least this importance is marked (below 0: not used). ``ratio``: a token's slot stays
+    from this share of its best one's on. ``price`` below 0: steered towards ``epsilon``. ``fills``: lost slots go to
+    other kept experts.
+    """
+
+    keeps: int
+    best: int
+    least: int
+    score: int
+    ratio: float
+    price: float
+    epsilon: float
+    fills: bool
+
+
+class Layout(NamedTuple):
+    """The machine. ``device``: [copies], −1 where an expert has fewer replicas, which stand by device. ``cost``: [D].
+    Link groups as in ``runtime.policy.types.LinkGroups``. ``compute``: per dispatched expert; ``dense``: per step.
+    """
+
+    devices: int
+    experts: int
+    replicas: int
+    offloading: bool
+    device: Int32s
+    cost: Int64s
+    group_starts: Int64s
+    group_members: Int64s
+    group_factors: Int64s
+    compute: int
+    overlap: bool
+    dense: int
+
+
+class Totals(NamedTuple):
+    """Sums over the layer-steps that count; ``sums`` by the constants of ``runtime.simulate.kernel``. ``controller``:
+    the state of ``runtime.policy.controller``, for ``budget``."""
+
+    before_LD: Int64s
+    after_LD: Int64s
+    gaps: Int64s
+    sums: Int64s
+    controller: Floats
+
+
+class LayerStep(NamedTuple):
+    """Scratch for one layer-step, by place in its list of active experts: the ``copy`` that would be used, its
+    ``device``, whether it is ``absent`` (a movement is due) and what is ``paid`` for it, and whether it is ``kept``.
+    ``marked``: by expert, the moment at which it was last marked. The rest by device."""
+
+    copy: Int64s
+    device: Int64s
+    absent: Bools
+    paid: Int64s
+    kept: Bools
+    marked: Int64s
+    load: Int64s
+    misses_before: Int64s
+    misses: Int64s
+    dispatched: Int64s
+
+
+@inlined
+def new_layer_step(layout: Layout) -> LayerStep:
+    """Scratch of the machine's size."""
+    experts, devices = layout.experts, layout.devices
+    return LayerStep(
+        np.zeros(experts, np.int64),
+        np.zeros(experts, np.int64),
+        np.zeros(experts, np.bool_),
+        np.zeros(experts, np.int64),
+        np.zeros(experts, np.bool_),
+        np.full(experts, -1, np.int64),
+        np.zeros(devices, np.int64),
+        np.zeros(devices, np.int64),
+        np.zeros(devices, np.int64),
+        np.zeros(devices, np.int64),
+    )

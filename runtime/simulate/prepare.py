@@ -1,0 +1,150 @@
+"""What a block of steps means for every policy alike, computed once and shared by all passes.
+
+Shares are q = round-half-even(g·2³⁰) of g(t,e) = G(t)_e / Σ_{j∈K_t} G(t)_j (arXiv:2606.29982, section IV), in float64,
+summed in slot order; the importance of an expert is their sum.
+
+Shape legend: S steps, L layers, R rows (real tokens), K slots; a layer-step is one step of one layer, numbered
+step · L + layer; A active experts of all layer-steps, one after the other.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.compile import compiled, inlined
+from runtime.policy.types import SHARE_UNIT
+
+Array = npt.NDArray[np.generic]
+
+
+class Prepared(NamedTuple):
+    """``offsets``: [S + 1] rows by step. ``ids`` and ``shares``: [R·L·K] by layer-step, then token; a token's slots by
+    share descending (ties: lower id), empty ones (−1) last. ``active_start``: [S·L + 1] into the next three, [A]:
+    active experts by id, their importance, and places in that list by importance descending (ties: lower id).
+    """
+
+    steps: int
+    layers: int
+    slots: int
+    offsets: npt.NDArray[np.int64]
+    ids: npt.NDArray[np.int16]
+    shares: npt.NDArray[np.int32]
+    active_start: npt.NDArray[np.int64]
+    active: npt.NDArray[np.int16]
+    importance: npt.NDArray[np.int64]
+    order: npt.NDArray[np.int16]
+
+
+@compiled
+def prepare(
+    offsets: npt.NDArray[np.int64],
+    ids_RLK: npt.NDArray[np.int16],
+    gates_RLK: npt.NDArray[np.float32],
+    experts: int,
+) -> Prepared:
+    """The block of rows as ``Prepared``; ids and gates must be valid (``runtime.trace.check``)."""
+    steps = len(offsets) - 1
+    rows, layers, slots = ids_RLK.shape
+    # Flat indices throughout: a view for each token would cost more than the work on it.
+    given_ids, given_gates = ids_RLK.reshape(-1), gates_RLK.reshape(-1)
+    ids = np.empty(rows * layers * slots, np.int16)
+    shares = np.empty(rows * layers * slots, np.int32)
+    active_start = np.zeros(steps * layers + 1, np.int64)
+    active = np.empty(rows * layers * slots, np.int16)
+    importance = np.empty(rows * layers * slots, np.int64)
+    order = np.empty(rows * layers * slots, np.int16)
+    sums = np.zeros(experts, np.int64)
+    seen = np.zeros(experts, np.bool_)
+    place = 0
+    count = 0
+    for step in range(steps):
+        for layer in range(layers):
+            first = count
+            for row in range(offsets[step], offsets[step + 1]):
+                chosen = _sort_slots(given_ids, given_gates, (row * layers + layer) * slots, slots, ids, shares, place)
+                for slot in range(place, place + chosen):
+                    sums[ids[slot]] += shares[slot]
+                    seen[ids[slot]] = True
+                place += slots
+            for expert in range(experts):
+                if seen[expert]:
+                    active[count] = expert
+                    importance[count] = sums[expert]
+                    sums[expert] = 0
+                    seen[expert] = False
+                    count += 1
+            _sort_by_importance(importance, order, first, count)
+            active_start[step * layers + layer + 1] = count
+    return Prepared(
+        steps,
+        layers,
+        slots,
+        offsets,
+        ids,
+        shares,
+        active_start,
+        active[:count].copy(),
+        importance[:count].copy(),
+        order[:count].copy(),
+    )
+
+
+@inlined
+def _sort_slots(
+    given_ids: npt.NDArray[np.int16],
+    given_gates: npt.NDArray[np.float32],
+    start: int,
+    slots: int,
+    ids: npt.NDArray[np.int16],
+    shares: npt.NDArray[np.int32],
+    place: int,
+) -> int:
+    """Writes one token's slots from ``place`` on, best first; returns how many hold an expert."""
+    total = 0.0
+    chosen = 0
+    for slot in range(start, start + slots):
+        if given_ids[slot] >= 0:
+            total += np.float64(given_gates[slot])
+            chosen += 1
+    end = place
+    for slot in range(start, start + slots):
+        expert = given_ids[slot]
+        if expert < 0:
+            continue
+        share = np.float64(given_gates[slot]) / total if total > 0 else 1.0 / chosen
+        q = np.int32(np.rint(share * SHARE_UNIT))
+        at = end
+        while at > place and (shares[at - 1] < q or (shares[at - 1] == q and ids[at - 1] > expert)):
+            shares[at] = shares[at - 1]
+            ids[at] = ids[at - 1]
+            at -= 1
+        shares[at] = q
+        ids[at] = expert
+        end += 1
+    for at in range(end, place + slots):
+        shares[at] = 0
+        ids[at] = -1
+    return chosen
+
+
+@inlined
+def _sort_by_importance(importance: npt.NDArray[np.int64], order: npt.NDArray[np.int16], first: int, last: int) -> None:
+    """Writes the places of ``first`` to ``last`` by importance descending, ties by place."""
+    if last - first <= 64:
+        # Counting who comes before whom needs no branch that cannot be predicted.
+        for at in range(first, last):
+            mine = importance[at]
+            rank = 0
+            for other in range(first, at):
+                rank += importance[other] >= mine
+            for other in range(at + 1, last):
+                rank += importance[other] > mine
+            order[first + rank] = at - first
+        return
+    # A stable sort of the negated leaves ties in their places.
+    by_importance = np.argsort(-importance[first:last], kind="mergesort")
+    for rank in range(last - first):
+        order[first + rank] = by_importance[rank]

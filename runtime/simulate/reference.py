@@ -1,0 +1,144 @@
+"""A pass in plain form: at every layer-step the policy is asked, the cache books are kept, and the figures counted.
+
+It runs every policy, and is what the compiled pass must equal in every figure.
+
+Shape legend: T tokens, L layers, K slots, N experts, R replicas, D devices, A active experts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.cache import NEVER, CacheBook
+from runtime.policy.inputs import make_machine
+from runtime.policy.loads import f_of_loads
+from runtime.policy.make import make_policy
+from runtime.policy.types import PICOSECONDS, Decision, Machine, Tokens
+from runtime.simulate.batches import Block, Rows
+from runtime.simulate.lookahead import NextUse
+from runtime.simulate.prepare import Prepared
+from runtime.simulate.records import Counts, PassSpec
+
+Bools = npt.NDArray[np.bool_]
+
+
+class PolicyPass:
+    """One pass; its caches and the policy's state go on from block to block.
+
+    ``compiled``: let the policy use its compiled implementation.
+    """
+
+    def __init__(self, plan: PassSpec, *, compiled: bool = True) -> None:
+        machine = plan.machine
+        layers, experts, _ = plan.placement.devices_LNR.shape
+        self._plan = plan
+        self._policy = make_policy(plan.policy, offloading=machine.offloading, compiled=compiled)
+        self._machines = [_machine_of_layer(plan, layer) for layer in range(layers)]
+        self._next_use_LN = np.full((layers, experts), NEVER)
+        self._books = [
+            CacheBook(plan.cache, plan.cache_experts or 0, layers, experts, next_use_LN=self._next_use_LN)
+            for _ in range(machine.devices)
+            if plan.cache is not None
+        ]
+        self._counts = Counts(
+            before_LD=np.zeros((layers, machine.devices), np.int64),
+            after_LD=np.zeros((layers, machine.devices), np.int64),
+            gaps=np.zeros(experts + 1, np.int64),
+        )
+
+    def counts(self) -> Counts:
+        return self._counts
+
+    def run(self, block: Block, prepared: Prepared, next_use: NextUse | None, uncounted: int) -> None:
+        times = np.zeros(block.steps, np.int64)
+        for step in range(block.steps):
+            rows = block.rows.cut(int(block.offsets_S1[step]), int(block.offsets_S1[step + 1]))
+            for book in self._books:
+                book.start_step()
+            times[step] = round(self._plan.machine.dense_seconds * PICOSECONDS)
+            for layer in range(len(self._machines)):
+                if next_use is not None:
+                    start, stop = prepared.active_start[step * prepared.layers + layer :][:2]
+                    self._next_use_LN[layer, prepared.active[start:stop]] = next_use[start:stop]
+                times[step] += self._layer_step(layer, tokens_of(rows, layer), step >= uncounted)
+        self._counts.step_times.append(times[uncounted:])
+
+    def _layer_step(self, layer: int, tokens: Tokens, counted: bool) -> int:
+        """Decide, dispatch, count; returns the layer's time in picoseconds."""
+        machine = self._machine_now(layer)
+        decision = self._policy.decide(self._policy.summarise(tokens, machine), machine)
+        routed = self._policy.reroute(tokens, decision, machine)
+        absent_N = absent(machine, decision)
+        dispatched = np.unique(routed.topk_ids_TK[routed.topk_ids_TK >= 0])
+        devices = machine.devices
+        misses_D = np.bincount(decision.device_N[dispatched[absent_N[dispatched]]], minlength=devices)
+        for device, book in enumerate(self._books):
+            fetches = book.dispatch(layer, dispatched[decision.device_N[dispatched] == device])
+            assert len(fetches) == misses_D[device]
+        if counted:
+            counts = self._counts
+            counts.before_LD[layer] += np.bincount(decision.device_N[decision.active_N & absent_N], minlength=devices)
+            counts.after_LD[layer] += misses_D
+            counts.gaps[misses_D.max() - misses_D.min()] += 1
+            counts.max_misses += int(misses_D.max())
+            counts.removed += routed.removed
+            counts.tokens += int(tokens.token_mask_T.sum())
+            counts.rerouted_slots += routed.rerouted_slots
+            counts.layer_steps += 1
+        return self._layer_time(machine, misses_D, np.bincount(decision.device_N[dispatched], minlength=devices))
+
+    def _machine_now(self, layer: int) -> Machine:
+        """The layer's machine with what is resident now."""
+        machine = self._machines[layer]
+        if not self._books:
+            return machine
+        resident_NR = np.zeros(machine.placement_NR.shape, np.bool_)
+        for device, book in enumerate(self._books):
+            resident_NR |= (machine.placement_NR == device) & book.resident(layer)[:, None]
+        return dataclasses.replace(machine, resident_NR=resident_NR)
+
+    def _layer_time(
+        self, machine: Machine, misses_D: npt.NDArray[np.int64], dispatched_D: npt.NDArray[np.int64]
+    ) -> int:
+        about = self._plan.machine
+        cost_D = [round(seconds * PICOSECONDS) for seconds in about.seconds_per_expert]
+        movements = f_of_loads(
+            [int(count) * cost for count, cost in zip(misses_D, cost_D, strict=True)], machine.groups
+        )
+        compute = int(dispatched_D.max()) * round(about.expert_compute_seconds * PICOSECONDS)
+        return max(movements, compute) if about.overlap else movements + compute
+
+
+def absent(machine: Machine, decision: Decision) -> Bools:
+    """[N] whether using the expert on the device that was decided means moving it."""
+    if machine.resident_NR is None:
+        return np.ones(len(decision.device_N), np.bool_)
+    here_NR = machine.placement_NR == decision.device_N[:, None]
+    resident_N: Bools = (machine.resident_NR & here_NR).any(axis=1)
+    return ~resident_N
+
+
+def tokens_of(rows: Rows, layer: int) -> Tokens:
+    """One layer of some rows, as a policy takes it."""
+    ids_TK = rows.ids_RLK[:, layer].astype(np.int64)
+    return Tokens(
+        topk_ids_TK=ids_TK,
+        gates_TK=np.where(ids_TK >= 0, rows.gates_RLK[:, layer], np.float32(0)).astype(np.float64),
+        scores_TN=None if rows.scores_RLN is None else rows.scores_RLN[:, layer].astype(np.float64),
+        selection_scores_TN=None if rows.selection_RLN is None else rows.selection_RLN[:, layer].astype(np.float64),
+        token_mask_T=np.ones(len(rows), np.bool_),
+    )
+
+
+def _machine_of_layer(plan: PassSpec, layer: int) -> Machine:
+    placement_NR = plan.placement.devices_LNR[layer]
+    cost_D = np.asarray(plan.machine.seconds_per_expert, np.float64)
+    return make_machine(
+        placement=placement_NR,
+        cost_seconds=np.where(placement_NR >= 0, cost_D[placement_NR], 0.0),
+        link_groups=plan.machine.link_groups,
+        devices=plan.machine.devices,
+    )

@@ -1,0 +1,147 @@
+"""Replay a trace: all passes advance together, block by block, from one read of the file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from probes.errors import TraceError, UsageError
+from runtime.simulate.batches import Batching, main_layers, plan
+from runtime.simulate.figures import figures_of
+from runtime.simulate.index import TraceIndex, index_of
+from runtime.simulate.lookahead import NextUse
+from runtime.simulate.passes import Pass, can_compile, make_pass
+from runtime.simulate.records import PassSpec, Simulation
+from runtime.trace.records import IdSpace, TraceMeta, TraceSource
+
+RECORDED = None
+
+
+def simulate(
+    source: TraceSource,
+    passes: Sequence[PassSpec],
+    *,
+    batch_size: int | None = RECORDED,
+    warmup_steps: int = 0,
+    index: TraceIndex | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> Simulation:
+    """Every pass's figures over the same steps.
+
+    ``batch_size`` None replays the recorded steps. Warm-up steps run and count in no figure. ``index``: of this
+    source, if it is known already. ``progress`` is told steps done and steps in all. ``stop`` is asked between blocks:
+    once it says so, what was replayed is complete and is returned as ``interrupted``.
+
+    Raises ``UsageError`` for a batch size or warm-up that leaves no step, and ``TraceError`` for a trace that cannot
+    be replayed.
+    """
+    check_trace(source.meta)
+    index = index or index_of(source)
+    batching = plan(source, index, batch_size)
+    if warmup_steps < 0 or batching.steps <= warmup_steps:
+        raise UsageError(
+            f"no step is left after {warmup_steps} warm-up steps: the run has {batching.steps}",
+            hint=f"use --warmup-steps {max(0, batching.steps // 2)} or less, or a smaller batch",
+        )
+    meta = source.meta
+    running = [make_pass(each, top_k=meta.top_k, has_scores=meta.scores_recorded) for each in passes]
+    steps = _replay(batching, passes, running, warmup_steps, progress, stop)
+    if steps <= warmup_steps:
+        raise UsageError("stopped during the warm-up: nothing was measured yet")
+    layers = [meta.layer_numbers[layer] for layer in main_layers(meta)]
+    return Simulation(
+        model=meta.model,
+        tokens=index.tokens,
+        sequences=len(index.decode_tokens_S),
+        moe_layers=len(layers),
+        num_experts=meta.num_experts,
+        top_k=meta.top_k,
+        has_scores=meta.scores_recorded,
+        batch_size=batch_size,
+        warmup_steps=warmup_steps,
+        planned_steps=batching.steps,
+        interrupted=steps < batching.steps,
+        passes=tuple(
+            figures_of(each, done.counts(), layers, has_scores=meta.scores_recorded)
+            for each, done in zip(passes, running, strict=True)
+        ),
+        notes=(*source.notes, *_notes(source, index, batch_size, passes)),
+    )
+
+
+def check_trace(meta: TraceMeta) -> None:
+    """Raise ``TraceError`` where the metadata alone says that the trace cannot be replayed."""
+    if meta.id_space is IdSpace.PHYSICAL:
+        raise TraceError(
+            "the trace holds physical expert ids, of a placement with redundant experts",
+            hint="import it with its physical-to-logical map",
+        )
+    if not len(main_layers(meta)):
+        raise TraceError("the trace holds only layers of a draft head")
+
+
+def _replay(
+    batching: Batching,
+    passes: Sequence[PassSpec],
+    running: Sequence[Pass],
+    warmup_steps: int,
+    progress: Callable[[int, int], None] | None,
+    stop: Callable[[], bool] | None,
+) -> int:
+    """Run all blocks through all passes; returns the steps that were replayed."""
+    from runtime.simulate.prepare import prepare
+
+    done = 0
+    looking_ahead = [each.cache is not None and each.cache.kind == "belady" for each in passes]
+    future = _future(batching) if any(looking_ahead) else None
+    for block in batching.blocks():
+        prepared = prepare(block.offsets_S1, block.rows.ids_RLK, block.rows.gates_RLK, batching.source.meta.num_experts)
+        next_use = None if future is None else next(future)
+        uncounted = min(block.steps, max(0, warmup_steps - done))
+        for each, ahead in zip(running, looking_ahead, strict=True):
+            each.run(block, prepared, next_use if ahead else None, uncounted)
+        done += block.steps
+        if progress is not None:
+            progress(done, batching.steps)
+        if stop is not None and stop():
+            break
+    return done
+
+
+def _future(batching: Batching) -> Iterator[NextUse]:
+    """What ``belady`` knows, from a read of its own."""
+    from runtime.simulate.lookahead import next_uses
+    from runtime.simulate.prepare import prepare
+
+    experts = batching.source.meta.num_experts
+
+    return next_uses(
+        (prepare(block.offsets_S1, block.rows.ids_RLK, block.rows.gates_RLK, experts) for block in batching.blocks()),
+        experts,
+    )
+
+
+def _notes(source: TraceSource, index: TraceIndex, batch_size: int | None, passes: Sequence[PassSpec]) -> Iterator[str]:
+    meta = source.meta
+    if index.left_out:
+        yield f"{index.left_out:,} padding and dummy tokens count for nothing"
+    if index.unknown_phase and batch_size is not None:
+        yield f"{index.unknown_phase:,} tokens do not say whether they are prefill or decode; they count as decode"
+    if index.without_step and batch_size is None:
+        yield f"{index.without_step:,} tokens have no step id and were left out"
+    if meta.draft_layers:
+        yield f"layers of the draft head were left out: {', '.join(map(str, meta.draft_layers))}"
+    if not meta.gates_recorded:
+        yield "the trace has no gate weights: every chosen expert counts as equally important"
+    if not meta.scores_recorded and any(not can_keep_all(each) for each in passes):
+        yield "the trace has only the chosen experts' weights: lost slots stay empty (compensation acts as none)"
+    slow = sorted(
+        {each.policy.name for each in passes if not can_compile(each.policy, has_scores=meta.scores_recorded)}
+    )
+    if slow:
+        yield f"replayed policy by policy, not compiled: {', '.join(slow)}"
+
+
+def can_keep_all(each: PassSpec) -> bool:
+    """Whether the policy loses no slot, whatever comes."""
+    return each.policy.name == "router"
