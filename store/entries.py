@@ -46,6 +46,18 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """What a check found in the store at ``location``."""
+
+    location: str
+    problems: tuple[Problem, ...]
+
+    @property
+    def damage(self) -> tuple[Problem, ...]:
+        return tuple(problem for problem in self.problems if problem.damage)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
     """Ids of the records that an import added, and of those that were there already with the same content."""
 

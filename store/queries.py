@@ -61,38 +61,47 @@ def _entry(*, kind: str, record_id: str, **columns: Any) -> Entry:
         raise DamagedStoreError(f"{record_id} is of an unknown kind, {kind!r}") from error
 
 
-def entries(connection: sa.Connection, kind: RecordKind | None, limit: int | None = None) -> tuple[Entry, ...]:
-    """What is kept, newest first."""
-    statement = _ENTRIES.order_by(*_NEWEST_FIRST).limit(limit)
-    if kind is not None:
-        statement = statement.where(RECORDS.c.kind == kind.value)
+def entries(
+    connection: sa.Connection, kind: RecordKind | None, machine: str | None = None, limit: int | None = None
+) -> tuple[Entry, ...]:
+    """What is kept, newest first; of one kind, and of one machine by its digest, where they are given."""
+    statement = _of(_ENTRIES, kind, machine).order_by(*_NEWEST_FIRST).limit(limit)
     return tuple(_read_entries(connection, statement))
 
 
-def find(connection: sa.Connection, kind: RecordKind | None, record_id: str | None) -> Entry:
+def find(
+    connection: sa.Connection, kind: RecordKind | None, record_id: str | None, machine: str | None = None
+) -> Entry:
     """The newest record of ``kind``, or the one whose id is, or alone begins with, ``record_id``."""
     wanted = "record" if kind is None else kind.value
+    of_machine = "" if machine is None else " of this machine"
     if record_id is None:
-        found = entries(connection, kind, limit=1)
+        found = entries(connection, kind, machine, limit=1)
         if not found:
             hint = f"{_MAKES[kind]} makes one" if kind else None
-            raise StoreError(f"no {wanted} is kept yet", hint=hint)
+            raise StoreError(f"no {wanted}{of_machine} is kept yet", hint=hint)
         return found[0]
     begins = sa.func.substr(RECORDS.c.record_id, 1, len(record_id)) == record_id
-    statement = _ENTRIES.where(begins).order_by(RECORDS.c.record_id)
-    if kind is not None:
-        statement = statement.where(RECORDS.c.kind == kind.value)
+    statement = _of(_ENTRIES, kind, machine).where(begins).order_by(RECORDS.c.record_id)
     matches = _read_entries(connection, statement) if record_id else []
     exact = [entry for entry in matches if entry.record_id == record_id]
     if exact or len(matches) == 1:
         return (exact or matches)[0]
     if not matches:
-        raise StoreError(f"no {wanted} has the id {record_id!r}", hint="caee store list shows what is kept")
+        raise StoreError(f"no {wanted}{of_machine} has the id {record_id!r}", hint="caee store list shows what is kept")
     named = ", ".join(entry.record_id for entry in matches[:5])
     raise StoreError(
         f"{len(matches)} ids begin with {record_id!r}: {named}{', …' if len(matches) > 5 else ''}",
         hint="write more of the id",
     )
+
+
+def _of(statement: sa.Select[Any], kind: RecordKind | None, machine: str | None) -> sa.Select[Any]:
+    if kind is not None:
+        statement = statement.where(RECORDS.c.kind == kind.value)
+    if machine is not None:
+        statement = statement.where(RECORDS.c.machine == machine)
+    return statement
 
 
 def document(connection: sa.Connection, record_id: str) -> dict[str, Any]:

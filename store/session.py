@@ -6,16 +6,17 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 from probes.errors import StoreError
-from probes.records import Calibration, Probe
+from probes.records import Calibration, Fingerprint, Probe
 from store import checking, exchange, queries
 from store.database import Database
-from store.entries import Entry, Imported, Problem, RecordKind
-from store.kinds import Record, kept, kept_simulation, revive
-from store.location import default_location, prepare_file, resolve, sqlite_file
+from store.entries import Checked, Entry, Imported, Problem, RecordKind
+from store.faults import DamagedStoreError
+from store.kinds import Record, kept, kept_simulation, machine_digest, revive
+from store.location import default_location, prepare_file, resolve, shown, sqlite_file
 from store.opening import bring_up_to_date
 from store.records import RunRecord
 
-__all__ = ["Store", "default_location", "open_store"]
+__all__ = ["Store", "check_store", "default_location", "open_store"]
 
 
 def open_store(location: str | None = None, *, create: bool = True) -> Store:
@@ -31,6 +32,16 @@ def open_store(location: str | None = None, *, create: bool = True) -> Store:
     database = Database(url)
     bring_up_to_date(database)
     return Store(database)
+
+
+def check_store(location: str | None = None) -> Checked:
+    """Whether the store is sound, also where the damage is such that it cannot be opened. Raises ``StoreError``."""
+    try:
+        with open_store(location, create=False) as store:
+            return Checked(location=store.location, problems=store.check())
+    except DamagedStoreError as error:
+        damage = Problem(record_id=None, message=error.message, damage=True)
+        return Checked(location=shown(resolve(location)), problems=(damage,))
 
 
 class Store:
@@ -71,8 +82,10 @@ class Store:
         with self._database.transaction(writes=True) as connection:
             queries.insert(connection, kept(calibration))
 
-    def calibration(self, calibration_id: str | None = None) -> Calibration:
-        return cast(Calibration, self._record(RecordKind.CALIBRATION, calibration_id))
+    def calibration(self, calibration_id: str | None = None, *, machine: Fingerprint | None = None) -> Calibration:
+        """With ``machine``: only those made on a machine of the same identity, whatever was imported since."""
+        digest = None if machine is None else machine_digest(machine)
+        return cast(Calibration, self._record(RecordKind.CALIBRATION, calibration_id, digest))
 
     def save_run(self, run: RunRecord) -> None:
         with self._database.transaction(writes=True) as connection:
@@ -128,9 +141,9 @@ class Store:
         with self._database.transaction(writes=True) as connection:
             return exchange.import_document(connection, document)
 
-    def _record(self, kind: RecordKind, record_id: str | None) -> Record:
+    def _record(self, kind: RecordKind, record_id: str | None, machine: str | None = None) -> Record:
         with self._database.transaction() as connection:
-            entry = queries.find(connection, kind, record_id)
+            entry = queries.find(connection, kind, record_id, machine)
             document = queries.document(connection, entry.record_id)
         return _revive(entry, document)
 

@@ -130,18 +130,15 @@ def check_store(json: JsonOption = False, store: StoreOption = None) -> None:
     from probes.errors import CheckFailed
     from reports.stored import problems_view
     from store.codec import encode
-    from store.session import open_store
+    from store.session import check_store as check
 
-    with open_store(store, create=False) as kept:
-        problems = kept.check()
-    damaged = [problem for problem in problems if problem.damage]
+    checked = check(store)
     if json:
-        found = [encode(problem) for problem in problems]
-        emit_json({"schema": "caee.store.check/1", "location": kept.location, "ok": not damaged, "problems": found})
+        emit_json({"schema": "caee.store.check/1", "ok": not checked.damage, **encode(checked)})
     else:
-        show(problems_view(problems, kept.location))
-    if damaged:
+        show(problems_view(checked.problems, checked.location))
+    if checked.damage:
         raise CheckFailed(
-            f"{kept.location} is damaged: {damaged[0].message}",
+            f"{checked.location} is damaged: {checked.damage[0].message}",
             hint="restore it from a copy, or export what is whole and import that into a new store",
         )

@@ -165,3 +165,14 @@ def test_check_of_a_damaged_store(caee: Caee, location: str) -> None:
     code, out, _ = caee("store", "check", "--json")
     (problem,) = json.loads(out)["problems"]
     assert (code, json.loads(out)["ok"], problem["record_id"], problem["damage"]) == (3, False, "sim-2", True)
+
+
+def test_check_of_a_store_too_damaged_to_be_opened(caee: Caee, location: str) -> None:
+    content = bytearray(Path(location).read_bytes())
+    content[100:110] = b"\xff" * 10  # the header of the page that holds the schema
+    Path(location).write_bytes(content)
+    code, out, err = caee("store", "check", "--json")
+    document = json.loads(out)
+    assert (code, document["ok"], len(document["problems"])) == (3, False, 1)
+    assert "is damaged" in err
+    assert caee("store", "list")[0] == 1

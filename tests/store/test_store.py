@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from probes.errors import StoreError, UsageError
+from probes.records import Field
 from store.entries import RecordKind, record_kind
 from store.session import Store, default_location, open_store
 
@@ -31,6 +32,28 @@ def test_of_one_moment_the_last_saved_is_the_newest(store: Store, records: Any) 
     store.save_probe(records.probe("z"))
     store.save_probe(records.probe("a"))
     assert store.probe().probe_id == "a"
+
+
+def test_the_newest_calibration_of_this_machine_whatever_was_imported_since(store: Store, records: Any) -> None:
+    ours = records.calibration("ours", None, "2026-03-01T00:00:00Z")
+    assert ours.fingerprint is not None
+    identity = ours.fingerprint.identity
+    elsewhere = dataclasses.replace(ours.fingerprint, identity=identity | {"cpu": Field(value="Another")})
+    later = dataclasses.replace(ours, calibration_id="theirs", created_at="2026-03-09T00:00:00Z", fingerprint=elsewhere)
+    store.save_calibration(later)
+    with pytest.raises(StoreError, match="no calibration of this machine is kept yet") as caught:
+        store.calibration(machine=ours.fingerprint)
+    assert "caee calibrate" in str(caught.value.hint)
+    store.save_calibration(ours)
+    assert store.calibration() == later
+    assert store.calibration(machine=elsewhere) == later
+    # Neither another state nor a field that has become unknown with a reason makes another machine.
+    same = dataclasses.replace(
+        ours.fingerprint, state={}, identity=identity | {"new": Field(value=None, reason="not readable")}
+    )
+    assert store.calibration(machine=same) == ours
+    with pytest.raises(StoreError, match="no calibration of this machine has the id 'theirs'"):
+        store.calibration("theirs", machine=same)
 
 
 def test_the_beginning_of_an_id_is_enough_if_it_is_the_only_one(store: Store, records: Any) -> None:
