@@ -123,6 +123,24 @@ def from_table(table: pa.Table, meta: TraceMeta, sequences: SequenceTable, where
     )
 
 
+def token_columns() -> list[str]:
+    """Names of the columns that say what a token is, routing apart."""
+    return ["sequence", *_TOKEN_COLUMNS]
+
+
+def tokens_from_table(table: pa.Table, meta: TraceMeta, sequences: SequenceTable) -> RoutingTrace:
+    """The chunk that the token columns hold, with no layer of routing."""
+    tokens = table.num_rows // meta.moe_layers
+    return new_chunk(
+        meta,
+        sequence_T=_sequence_numbers(table, meta.moe_layers, sequences),
+        names=sequences.names,
+        ids_TLK=np.zeros((tokens, 0, meta.top_k), np.int16),
+        gates_TLK=np.zeros((tokens, 0, meta.top_k), np.float32),
+        **{name: _numpy(table, name)[:: meta.moe_layers] for name in _TOKEN_COLUMNS},
+    )
+
+
 def _sequence_numbers(table: pa.Table, layers: int, sequences: SequenceTable) -> Int32s:
     column = table.column("sequence").combine_chunks()
     if isinstance(column, pa.ChunkedArray):

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from probes.errors import TraceError
 from runtime.trace.check import check_chunk
 from runtime.trace.chunking import SequenceTable, join
-from runtime.trace.columns import from_table, schema_of
+from runtime.trace.columns import from_table, schema_of, token_columns, tokens_from_table
 from runtime.trace.metadata import LOAD_PROFILE, METADATA_KEY, meta_from_json
 from runtime.trace.records import RoutingTrace, TraceMeta
 
@@ -67,6 +67,16 @@ class TraceReader:
                     yield chunk
 
 
+    def token_chunks(self) -> Iterator[RoutingTrace]:
+        """What the tokens are, without their routing (no layer): a quick look before a plan is made."""
+        sequences = SequenceTable()
+        for piece in self._pieces:
+            with open_parquet(piece) as parquet:
+                for group in range(parquet.num_row_groups):
+                    table = read_group(parquet, group, f"{piece}, row group {group}", token_columns())
+                    yield tokens_from_table(table, self.meta, sequences)
+
+
 def read_trace(path: Path) -> RoutingTrace:
     """The whole trace in memory (6 bytes per choice). Raises ``TraceError``, also where it holds no token."""
     chunks = list(TraceReader(path).chunks())
@@ -88,10 +98,10 @@ def open_parquet(path: Path) -> Any:
         ) from error
 
 
-def read_group(parquet: Any, group: int, where: str) -> Any:
-    """One row group as a ``pyarrow.Table``, or ``TraceError`` naming ``where``."""
+def read_group(parquet: Any, group: int, where: str, columns: list[str] | None = None) -> Any:
+    """One row group as a ``pyarrow.Table``, all ``columns`` or some, or ``TraceError`` naming ``where``."""
     try:
-        return parquet.read_row_group(group)
+        return parquet.read_row_group(group, columns)
     except (OSError, pa.ArrowException) as error:
         raise TraceError(f"{where}: damaged ({_first_line(error)})", hint="copy, record or import it again") from error
 
