@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from caee_cli.options import ForceOption, JsonOption
+from caee_cli.options import ForceOption, JsonOption, SeedOption
 
 app = typer.Typer(no_args_is_help=True, help="Routing traces: import, look into, and synthesise them.")
 
@@ -94,3 +94,58 @@ def show(
         emit_json(info)
     else:
         print_tables(*trace_tables(info))
+
+
+@app.command()
+def synth(
+    like: Annotated[
+        Path, typer.Option("--like", metavar="TRACE", help="Token-level trace with gate weights: its rhythm is taken.")
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="OUT.parquet", help="The trace to write.")],
+    profile: Annotated[
+        Path | None, typer.Option("--profile", metavar="FILE", help="Whose expert loads to have [default: TRACE's].")
+    ] = None,
+    sequences: Annotated[int | None, typer.Option("--sequences", min=1, help="Default: as in TRACE.")] = None,
+    tokens: Annotated[
+        int | None,
+        typer.Option("--tokens", min=1, help="Decode tokens of all sequences together. Default: as in TRACE."),
+    ] = None,
+    num_experts: Annotated[int | None, typer.Option("--num-experts", min=1, help="Default: as in the profile.")] = None,
+    top_k: Annotated[int | None, typer.Option("--top-k", min=1, help="Default: as in the profile.")] = None,
+    layers: Annotated[int | None, typer.Option("--layers", min=1, help="Default: as in the profile.")] = None,
+    model: Annotated[str | None, typer.Option("--model", help="Name of the model to write down.")] = None,
+    seed: SeedOption = 0,
+    force: ForceOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a trace for a model that is out of reach.
+
+    Expert loads come from a load profile; how often choices repeat, how shares fall and how long sequences are, from
+    a token-level trace of another model. The parameters stand in the trace's metadata.
+    """
+    from caee_cli.output import emit_json, note, progress
+    from runtime.trace.synth.synthesise import SynthOptions, synthesise_file
+
+    options = SynthOptions(
+        sequences=sequences,
+        tokens=tokens,
+        num_experts=num_experts,
+        top_k=top_k,
+        layers=layers,
+        model=model,
+        seed=seed,
+    )
+    with progress() as bar:
+        task = bar.add_task("synthesising", total=1.0)
+        document = synthesise_file(
+            like,
+            profile,
+            output,
+            options,
+            force=force,
+            on_progress=lambda fraction: bar.update(task, completed=fraction),
+        )
+    if as_json:
+        emit_json(document)
+    else:
+        note(f"Wrote {output}: {document['tokens']} tokens in {document['sequences']} sequences")

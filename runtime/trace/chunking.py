@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from runtime.trace.records import Bools, Float32s, Int16s, Int32s, Phase, RoutingTrace, TokenKind, TraceMeta
+from runtime.trace.records import Bools, Float32s, Int16s, Int32s, Int64s, Phase, RoutingTrace, TokenKind, TraceMeta
 
 # A chunk holds about this many choices (6 bytes each in memory), or this many full scores (4 bytes each).
 CHOICES_PER_CHUNK = 1 << 20
@@ -76,9 +76,11 @@ def cut(chunk: RoutingTrace, start: int, stop: int) -> RoutingTrace:
     return _with_arrays(chunk, lambda name: getattr(chunk, name)[start:stop])
 
 
-def select(chunk: RoutingTrace, mask_T: Bools) -> RoutingTrace:
-    """The tokens that the mask marks."""
-    return chunk if mask_T.all() else _with_arrays(chunk, lambda name: getattr(chunk, name)[mask_T])
+def select(chunk: RoutingTrace, tokens: Bools | Int64s) -> RoutingTrace:
+    """The tokens that a mask marks, or those at the given places, in that order."""
+    if tokens.dtype == np.bool_ and tokens.all():
+        return chunk
+    return _with_arrays(chunk, lambda name: getattr(chunk, name)[tokens])
 
 
 def join(chunks: list[RoutingTrace]) -> RoutingTrace:

@@ -66,7 +66,6 @@ class TraceReader:
                     self._read += chunk.tokens
                     yield chunk
 
-
     def token_chunks(self) -> Iterator[RoutingTrace]:
         """What the tokens are, without their routing (no layer): a quick look before a plan is made."""
         sequences = SequenceTable()

@@ -1,0 +1,1 @@
+"""Synthetic traces: a load profile's marginals, a real trace's rhythm. ``docs/trace-format.md`` gives the model."""

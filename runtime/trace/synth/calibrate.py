@@ -1,0 +1,86 @@
+"""Setting the latent model of one layer so that what it chooses has given marginals and given repeats.
+
+A token's K experts are the K highest of level_e + ε_e, ε_e standard normal: a probit form of the router's competition.
+Shape legend: N experts, K slots, M draws, G lags, A components of the noise.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from runtime.trace.records import Bools, Float32s, Float64s, Int64s
+
+# ε is a sum of a part that stays through a sequence and of parts that decay per token; these decays were enough for
+# every layer of a gpt-oss trace (repeat probabilities within 0.01 at lags 1 to 128).
+DECAYS = (0.0, 0.5, 0.98)
+_DRAWS = 1024
+_ROUNDS = 8
+_CORRELATIONS = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97, 1.0])
+_NEVER = -1e3
+
+
+def levels_for(chance_N: Float64s, top_k: int, rng: np.random.Generator) -> Float32s:
+    """[N] levels with which expert e is among the ``top_k`` highest with probability ``chance_N[e]`` (Σ = top_k).
+
+    Each round estimates the probabilities and moves every level by the difference of the normal quantiles. Given the
+    others, e is chosen with probability Φ(level_e − threshold), so that a thousand draws of the thresholds suffice
+    for rare experts too.
+    """
+    from scipy.special import ndtr, ndtri
+
+    possible = chance_N > 0
+    target = np.clip(chance_N, 1e-9, 1 - 1e-6)
+    level = np.where(possible, ndtri(target), _NEVER)
+    for _ in range(_ROUNDS):
+        threshold_MN = _thresholds(level, top_k, rng)
+        reached = np.clip(ndtr(level - threshold_MN).mean(axis=0), 1e-12, 1 - 1e-9)
+        level = np.where(possible, level + ndtri(target) - ndtri(reached), _NEVER)
+    return level.astype(np.float32)
+
+
+def repeat_curve(level_N: Float32s, top_k: int, rng: np.random.Generator) -> Float64s:
+    """[C] probability that a chosen expert is chosen again by a token whose ε correlates by each of _CORRELATIONS."""
+    one = rng.standard_normal((_DRAWS, len(level_N)), dtype=np.float32)
+    other = rng.standard_normal((_DRAWS, len(level_N)), dtype=np.float32)
+    first = chosen(level_N + one, top_k)
+    overlap = [
+        float((first & chosen(level_N + np.float32(c) * one + np.float32(np.sqrt(1 - c * c)) * other, top_k)).sum())
+        for c in _CORRELATIONS
+    ]
+    return np.maximum.accumulate(np.array(overlap) / (_DRAWS * top_k))
+
+
+def noise_weights(repeat_G: Float64s, lags: tuple[int, ...], curve: Float64s) -> Float64s:
+    """[A + 1] variances of the decaying parts and, last, of the part that stays, so that repeats are as given.
+
+    The correlations that the repeats ask for are fitted by the sum of decays with non-negative weights.
+    """
+    from scipy.optimize import nnls
+
+    wanted_G = np.interp(repeat_G, curve, _CORRELATIONS)
+    decays = np.array([*DECAYS[1:], 1.0])
+    basis = decays[None, :] ** np.array(lags)[:, None]
+    weights, _ = nnls(basis, wanted_G)
+    weights = weights / max(1.0, weights.sum())
+    return np.array([1.0 - weights.sum(), *weights])
+
+
+def chosen(propensity_MN: Float32s, top_k: int) -> Bools:
+    """[M, N] whether the expert is among the row's ``top_k`` highest."""
+    from runtime.trace.synth.kernels import highest
+
+    ids: Int64s = np.empty((len(propensity_MN), top_k), dtype=np.int64)
+    highest(propensity_MN, ids)
+    marked = np.zeros(propensity_MN.shape, dtype=np.bool_)
+    np.put_along_axis(marked, ids, True, axis=1)
+    return marked
+
+
+def _thresholds(level_N: Float64s, top_k: int, rng: np.random.Generator) -> Float64s:
+    """[M, N] what e must exceed: the K-th highest of the others, in each of M draws."""
+    propensity = level_N + rng.standard_normal((_DRAWS, len(level_N)))
+    if top_k == len(level_N):
+        return np.full_like(propensity, -np.inf)
+    ordered = np.partition(propensity, [-top_k - 1, -top_k], axis=1)
+    kth, next_ = ordered[:, -top_k, None], ordered[:, -top_k - 1, None]
+    return np.where(propensity >= kth, next_, kth)

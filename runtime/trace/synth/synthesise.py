@@ -1,0 +1,226 @@
+"""``caee trace synth``: from a load profile and a token-level trace to a synthetic trace for another model.
+
+Shape legend: L layers, N experts, K slots, G lags.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from probes.errors import TraceError, UsageError
+from runtime.trace.importers.detect import detect_and_open
+from runtime.trace.importers.formats import ImportOptions
+from runtime.trace.records import Float32s, Float64s, Int64s, LoadProfile, TraceMeta, TraceSource
+from runtime.trace.synth.calibrate import DECAYS, levels_for, noise_weights, repeat_curve
+from runtime.trace.synth.fit import LAGS, Rhythm, fit_rhythm
+from runtime.trace.synth.generate import LatentModel, SyntheticTrace
+from runtime.trace.tally import Tally
+from runtime.trace.writer import write_trace
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SynthOptions:
+    """The trace to make; None: as the profile, or else as the token-level trace, has it.
+
+    ``tokens``: decode tokens of all sequences together.
+    """
+
+    sequences: int | None = None
+    tokens: int | None = None
+    num_experts: int | None = None
+    top_k: int | None = None
+    layers: int | None = None
+    model: str | None = None
+    seed: int = 0
+
+
+def synthesise(
+    like: TraceSource | LoadProfile, profile: TraceSource | LoadProfile | None, options: SynthOptions
+) -> SyntheticTrace:
+    """A trace with the marginals of ``profile`` (default: of ``like``) and the rhythm of ``like``.
+
+    Layers of ``like`` stand for layers at the same relative depth. The trace's metadata tell all parameters under
+    ``synthetic``. Raises ``TraceError`` where an input lacks what is needed, ``UsageError`` where an option disagrees.
+    """
+    rhythm = fit_rhythm(like)
+    rng = np.random.default_rng(options.seed)
+    top_k = _top_k(options, profile, like)
+    chance_LN, numbers = _chances(rhythm, like, profile, options, top_k, rng)
+    lengths = _lengths(rhythm.lengths_S, options, rng)
+    model, targets = _calibrated(chance_LN, top_k, rhythm, rng)
+    profile_meta = like.meta if profile is None else profile.meta
+    meta = TraceMeta(
+        model=options.model or (None if profile is None else profile_meta.model),
+        num_experts=chance_LN.shape[1],
+        top_k=top_k,
+        layer_numbers=numbers,
+        normalised=True,
+        engine="caee trace synth",
+        parameters={
+            "synthetic": {
+                "seed": options.seed,
+                "like": {"model": like.meta.model, "tokens": rhythm.tokens, "layers": like.meta.moe_layers},
+                "profile": None if profile is None else {"model": profile_meta.model, "engine": profile_meta.engine},
+                "decays": list(DECAYS),
+                "variances": model.variances_LA.round(6).tolist(),
+                **targets,
+            }
+        },
+    )
+    return SyntheticTrace(meta, model, lengths, options.seed + 1)
+
+
+def _calibrated(
+    chance_LN: Float64s, top_k: int, rhythm: Rhythm, rng: np.random.Generator
+) -> tuple[LatentModel, dict[str, Any]]:
+    layers = len(chance_LN)
+    by_chance_L = np.square(chance_LN).sum(axis=1) / top_k
+    depth = _same_depth(layers, rhythm.persistence_GL.shape[1])
+    repeat_GL = by_chance_L + rhythm.persistence_GL[:, depth] * (1.0 - by_chance_L)
+    levels, variances = [], []
+    for layer in range(layers):
+        level_N = levels_for(chance_LN[layer], top_k, rng)
+        levels.append(level_N)
+        variances.append(noise_weights(repeat_GL[:, layer], LAGS, repeat_curve(level_N, top_k, rng)))
+    model = LatentModel(
+        levels_LN=np.stack(levels),
+        variances_LA=np.stack(variances),
+        shares_LMK=_rounded(_stretched(rhythm.shares_LMK, top_k))[depth],
+    )
+    targets = {
+        "lags": list(LAGS),
+        "repeat_probability": repeat_GL.T.round(6).tolist(),
+        "repeat_probability_between_sequences": by_chance_L.round(6).tolist(),
+    }
+    return model, targets
+
+
+def _chances(
+    rhythm: Rhythm,
+    like: TraceSource | LoadProfile,
+    profile: TraceSource | LoadProfile | None,
+    options: SynthOptions,
+    top_k: int,
+    rng: np.random.Generator,
+) -> tuple[Float64s, tuple[int, ...]]:
+    """[L, N] probability that a token chooses the expert (Σ over a layer = top_k), and the layers' numbers."""
+    source = like if profile is None else profile
+    counts = rhythm.counts_LN if profile is None else _counts(profile)
+    numbers = source.meta.layer_numbers
+    if options.layers is not None and options.layers != len(counts):
+        counts = counts[_same_depth(options.layers, len(counts))]
+        numbers = tuple(range(options.layers))
+    if options.num_experts is not None and options.num_experts != counts.shape[1]:
+        counts = _other_width(counts, options.num_experts, rng)
+    if top_k > counts.shape[1]:
+        raise UsageError(f"--top-k {top_k} is more than the {counts.shape[1]} experts")
+    if (np.count_nonzero(counts, axis=1) < top_k).any():
+        layer = int(np.argmin(np.count_nonzero(counts, axis=1)))
+        raise TraceError(f"layer {numbers[layer]} of the profile uses fewer than top-k = {top_k} experts")
+    return np.stack([_at_most_one(top_k * row / row.sum(), top_k) for row in counts]), numbers
+
+
+def _counts(profile: TraceSource | LoadProfile) -> Float64s:
+    if isinstance(profile, LoadProfile):
+        return profile.counts_LN
+    tally = Tally(profile.meta, np.zeros(profile.meta.num_experts, dtype=np.int64), 1)
+    tally.add_all(profile.chunks())
+    counts: Float64s = tally.counts_LN.astype(np.float64)
+    return counts
+
+
+def _at_most_one(chance_N: Float64s, top_k: int) -> Float64s:
+    """A token chooses an expert once at most: what is above 1 goes to the others in proportion."""
+    chance = chance_N.copy()
+    for _ in range(top_k):
+        full = chance >= 1.0
+        if not (chance > 1.0).any():
+            break
+        rest = chance[~full].sum()
+        chance = np.where(full, 1.0, chance * (top_k - full.sum()) / rest if rest else chance)
+    return np.minimum(chance, 1.0)
+
+
+def _other_width(counts_LN: Float64s, experts: int, rng: np.random.Generator) -> Float64s:
+    """The layers' popularity curves (sorted counts) read at another number of experts, in random order."""
+    place = (np.arange(experts) + 0.5) / experts
+    known = (np.arange(counts_LN.shape[1]) + 0.5) / counts_LN.shape[1]
+    curves = [np.interp(place, known, np.sort(row)) for row in counts_LN]
+    return np.stack([rng.permutation(curve) for curve in curves])
+
+
+def _stretched(shares_LMK: Float32s, top_k: int) -> Float32s:
+    """Share vectors for another number of slots: the logarithm of the curve over relative rank, read at ``top_k``
+    ranks, so that highest ÷ lowest stays."""
+    known = shares_LMK.shape[2]
+    if known == top_k:
+        return shares_LMK
+    if known == 1:
+        raise TraceError("a top-1 trace does not tell how shares fall", hint="give --like a trace with top-2 or more")
+    place = np.linspace(0, known - 1, top_k) if top_k > 1 else np.zeros(1)
+    left = np.minimum(place.astype(np.int64), known - 2)
+    part = place - left
+    logs = np.log(shares_LMK)
+    shares = np.exp(logs[:, :, left] * (1 - part) + logs[:, :, left + 1] * part)
+    stretched: Float32s = (shares / shares.sum(axis=2, keepdims=True)).astype(np.float32)
+    return stretched
+
+
+def _rounded(shares: Float32s) -> Float32s:
+    """To the nearest bfloat16, as engines compute gate weights: such a trace's file is less than half as large."""
+    bits = shares.view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)).astype(np.uint32).view(np.float32)
+
+
+def _same_depth(layers: int, known: int) -> Int64s:
+    """For each of ``layers`` layers, the one of ``known`` layers at the same relative depth."""
+    return np.rint(np.linspace(0, known - 1, layers)).astype(np.int64)
+
+
+def _lengths(known_S: Int64s, options: SynthOptions, rng: np.random.Generator) -> Int64s:
+    """Tokens by sequence: drawn from the known lengths and scaled to the total, at least one each."""
+    sequences = options.sequences or len(known_S)
+    drawn = known_S if sequences == len(known_S) else rng.choice(known_S, sequences)
+    total = options.tokens or int(drawn.sum())
+    if total < sequences:
+        raise UsageError(f"--tokens {total} is fewer than --sequences {sequences}")
+    ends = np.rint(np.cumsum(drawn) / drawn.sum() * (total - sequences)).astype(np.int64)
+    lengths: Int64s = np.diff(ends, prepend=0) + 1
+    return lengths
+
+
+def _top_k(options: SynthOptions, profile: TraceSource | LoadProfile | None, like: TraceSource | LoadProfile) -> int:
+    top_k = options.top_k or (like if profile is None else profile).meta.top_k
+    if not top_k:
+        raise UsageError("the profile does not say top-k", hint="give --top-k")
+    return top_k
+
+
+def synthesise_file(
+    like: Path,
+    profile: Path | None,
+    output: Path,
+    options: SynthOptions,
+    *,
+    force: bool = False,
+    on_progress: Callable[[float], None] | None = None,
+) -> dict[str, Any]:
+    """Write the synthetic trace; returns the document of ``caee trace synth --json``. Files of any known format."""
+    source = detect_and_open(like)
+    counts = None if profile is None else detect_and_open(profile, ImportOptions(top_k=options.top_k))
+    trace = synthesise(source, counts, options)
+    tokens = write_trace(output, trace, force=force, on_progress=on_progress)
+    return {
+        "schema": "caee.trace.synth/1",
+        "output": str(output),
+        "tokens": tokens,
+        "sequences": trace.sequences,
+        "size_bytes": output.stat().st_size,
+        "meta": dataclasses.asdict(trace.meta),
+    }
