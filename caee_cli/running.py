@@ -17,12 +17,10 @@ from typing import TYPE_CHECKING, Any
 from probes.errors import Interrupted
 
 if TYPE_CHECKING:
-    from probes.records import Calibration
     from runtime.options import RunOptions
     from runtime.policy.types import PolicySpec
     from runtime.worker import RankReport
     from store.records import RunRecord
-    from store.session import Store
 
 
 PROGRESS_FILE = "progress.json"
@@ -54,6 +52,7 @@ class RunRequest:
 
 def execute(request: RunRequest) -> tuple[RunRecord | None, str]:
     """Run, store, and return the record and where it is stored; None on the ranks that torchrun started beside 0."""
+    from caee_cli.calibrations import calibration_for
     from probes.fingerprint import take_fingerprint
     from runtime.launch import launch, started_by_torchrun
     from runtime.summary import run_record
@@ -63,8 +62,10 @@ def execute(request: RunRequest) -> tuple[RunRecord | None, str]:
     joined = started_by_torchrun()
     # The store is opened before the work: a run that cannot be kept should not take its time first.
     with open_store(request.store) as store:
-        options = _options(request, _newest_calibration(store))
+        options = _options(request)
         fingerprint = take_fingerprint(options.devices, options.model)
+        calibration, why_none = calibration_for(store, fingerprint, options.tier)
+        options = dataclasses.replace(options, calibration=calibration, notes=(why_none,) if why_none else ())
 
         def keep(report: RankReport) -> RunRecord:
             record = run_record(options, report, fingerprint, _model_name(request))
@@ -98,7 +99,7 @@ def _interrupted(options: RunOptions, keep: Callable[[RankReport], RunRecord]) -
     )
 
 
-def _options(request: RunRequest, calibration: Calibration | None) -> RunOptions:
+def _options(request: RunRequest) -> RunOptions:
     from probes.devices import find_devices
     from runtime.demo import held_out_path, model_path, prompts_path
     from runtime.options import RunOptions, read_prompts, read_text, resolve_model
@@ -112,7 +113,7 @@ def _options(request: RunRequest, calibration: Calibration | None) -> RunOptions
         cache=request.cache,
         prompts=read_prompts(request.prompts or prompts_path()),
         held_out=read_text(request.held_out or held_out_path()) if request.quality else None,
-        calibration=calibration,
+        calibration=None,
         cache_experts=request.cache_experts,
         batch_size=request.batch_size,
         max_new_tokens=request.max_new_tokens,
@@ -131,12 +132,6 @@ def _policy(request: RunRequest) -> PolicySpec:
         return parse_policy(request.policy)
     separator = "," if ":" in request.policy else ":"
     return parse_policy(f"{request.policy}{separator}theta={request.theta}")
-
-
-def _newest_calibration(store: Store) -> Calibration | None:
-    from store.entries import RecordKind
-
-    return store.calibration(None) if store.entries(RecordKind.CALIBRATION) else None
 
 
 def _model_name(request: RunRequest) -> str:

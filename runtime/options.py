@@ -23,8 +23,8 @@ class RunOptions:
 
     ``pairs`` None: as many interleaved pairs as fit ``seconds_for_pairs``. ``cache_experts``: cached experts per device
     over all layers; None: half of the device's own. ``phases``: where the policy applies; None: everywhere when
-    offloading, decode alone on-device. ``held_out`` None: no quality is measured. ``partial_file``: where rank 0
-    leaves what is complete after every pair.
+    offloading, decode alone on-device. ``held_out`` None: no quality is measured. ``notes``: remarks for the record.
+    ``partial_file``: where rank 0 leaves what is complete after every pair.
     """
 
     model: Path
@@ -46,6 +46,7 @@ class RunOptions:
     dtype: str = "auto"
     seed: int = 0
     check_ranks: bool = False
+    notes: tuple[str, ...] = ()
     progress_file: Path | None = None
     partial_file: Path | None = None
 

@@ -209,9 +209,7 @@ def _workload(options: RunOptions, report: RankReport, pairs: int) -> Workload:
 
 
 def _warnings(options: RunOptions, report: RankReport) -> tuple[str, ...]:
-    found = []
-    if options.calibration is None:
-        found.append("no calibration: all experts were taken to cost the same, and no time is predicted")
+    found = list(options.notes)
     if report.read_reason is not None and options.tier == "disk":
         found.append(f"reads were not direct ({report.read_reason}): the page cache may hide the cost of fetches")
     if report.batch_size < options.batch_size:
