@@ -21,7 +21,8 @@ _HUBER = 1.345
 # robust standard deviations off is left out in the end.
 _REJECTED = 4.0
 _MAD_TO_SIGMA = 1.4826
-_ITERATIONS = 25
+_ITERATIONS = 16
+_CONVERGED = 1e-9
 # Replicates start close to their answer.
 _REPLICATE_ITERATIONS = 6
 _SMALLEST_SCALE = 1e-9
@@ -113,7 +114,10 @@ def _huber(
         huber_Rn = np.minimum(1.0, _HUBER * scale_R[:, None] / np.maximum(residual_Rn, _SMALLEST_SCALE))
         if iteration >= iterations // 2:
             huber_Rn *= residual_Rn <= _REJECTED * scale_R[:, None]
+        before_R = slope_R
         beta_R, slope_R = _weighted_line(ones_n, sizes_n, target_Rn, share_n * huber_Rn, nonnegative_beta)
+        if iteration > iterations // 2 and np.allclose(before_R, slope_R, rtol=_CONVERGED, atol=0.0):
+            break
     return beta_R, slope_R / unit
 
 
@@ -121,11 +125,12 @@ def _weighted_line(
     ones_n: Floats, sizes_n: Floats, target_Rn: Floats, weight_Rn: Floats, nonnegative_beta: bool
 ) -> tuple[Floats, Floats]:
     """The normal equations of two parameters, and their boundary where one comes out negative."""
-    oo_R = (weight_Rn * ones_n * ones_n).sum(axis=1)
-    os_R = (weight_Rn * ones_n * sizes_n).sum(axis=1)
-    ss_R = (weight_Rn * sizes_n * sizes_n).sum(axis=1)
-    ot_R = (weight_Rn * ones_n * target_Rn).sum(axis=1)
-    st_R = (weight_Rn * sizes_n * target_Rn).sum(axis=1)
+    oo_R = weight_Rn @ (ones_n * ones_n)
+    os_R = weight_Rn @ (ones_n * sizes_n)
+    ss_R = weight_Rn @ (sizes_n * sizes_n)
+    weighted_Rn = weight_Rn * target_Rn
+    ot_R = weighted_Rn @ ones_n
+    st_R = weighted_Rn @ sizes_n
     determinant_R = oo_R * ss_R - os_R * os_R
     with np.errstate(divide="ignore", invalid="ignore"):
         beta_R = (ss_R * ot_R - os_R * st_R) / determinant_R

@@ -7,6 +7,7 @@ are, or at a time limit, and then says so. The warnings follow pyperf's rules.
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 import statistics
@@ -107,7 +108,11 @@ def _affordable(
     take(sizes[0])
     total = 0.0
     kept = list(sizes[:MIN_SIZES])
-    for size in sizes:
+    cost = 0.0
+    for before, size in itertools.pairwise([sizes[0], *sizes]):
+        # Far too large to try: half of what it costs if time grows with size.
+        if size not in kept and cost * size / before / 2 * MIN_ROUNDS > limits.seconds:
+            break
         # One interruption must not cost a size its place: the shorter of two.
         cost = _cost(take, size, clock)
         if (total + cost) * MIN_ROUNDS > limits.seconds:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -12,6 +12,7 @@ import torch
 
 from probes.backend import Event, HostEvent, Stream, check_copy
 from probes.disk import aligned_buffer
+from probes.records import Concurrency, LinkKind, LinkMeasurement, LinkMode, LinkStatus, Sample
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +71,25 @@ class SimulatedLink:
         if self._random.random() < self.outliers:
             seconds *= self._random.uniform(2.0, 6.0)
         return seconds
+
+
+def simulated_sweep(
+    link: SimulatedLink, sizes: Sequence[int], count: int, *, concurrency: Concurrency = Concurrency.SOLO
+) -> LinkMeasurement:
+    """``count`` rounds over ``sizes``, interleaved as in a real sweep, as a pinned copy from the host to ``cuda:0``."""
+    rounds = [[link.seconds(size) for size in sizes] for _ in range(count)]
+    samples = tuple(
+        Sample(size_bytes=size, seconds=tuple(taken[at] for taken in rounds)) for at, size in enumerate(sizes)
+    )
+    return LinkMeasurement(
+        kind=LinkKind.HOST_TO_DEVICE,
+        source="host",
+        destination="cuda:0",
+        mode=LinkMode.PINNED,
+        concurrency=concurrency,
+        status=LinkStatus.OK,
+        samples=samples,
+    )
 
 
 class SimulatedBackend:
