@@ -56,7 +56,7 @@ def cost_table(calibration: Calibration, tier: str, devices: Sequence[str], expe
         path = _PATHS[tier, "cpu" if device.startswith("cpu") else "gpu"]
         kinds.update(path)
         seconds.append(sum(_model(calibration, kind, device).seconds(expert_bytes) for kind in path))
-    return CostTable(seconds_per_expert=tuple(seconds), groups=_groups(calibration, kinds, len(devices)))
+    return CostTable(seconds_per_expert=tuple(seconds), groups=_groups(calibration, kinds, devices))
 
 
 def _model(calibration: Calibration, kind: LinkKind, device: str) -> LinkModel:
@@ -73,9 +73,11 @@ def _model(calibration: Calibration, kind: LinkKind, device: str) -> LinkModel:
     return min(candidates, key=lambda model: _MODES.index(model.mode))
 
 
-def _groups(calibration: Calibration, kinds: set[LinkKind], devices: int) -> LinkGroups:
+def _groups(calibration: Calibration, kinds: set[LinkKind], devices: Sequence[str]) -> LinkGroups:
+    """The calibrated groups on the path, as places in ``devices``; a device that stands there twice is twice in it."""
+    index = [int(device.rpartition(":")[2]) for device in devices]
     found = [group for group in calibration.link_groups if group.kind in kinds]
-    members = [np.array([d for d in group.devices if d < devices], np.int64) for group in found]
+    members = [np.array([d for d, at in enumerate(index) if at in group.devices], np.int64) for group in found]
     if not found:
         return NO_GROUPS
     return LinkGroups(

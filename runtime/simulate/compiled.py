@@ -6,7 +6,6 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.policy.controller import START
-from runtime.policy.inputs import make_groups
 from runtime.policy.shares import threshold
 from runtime.policy.types import PICOSECONDS, PolicySpec
 from runtime.simulate import keep, kernel
@@ -55,7 +54,7 @@ def rule_of(policy: PolicySpec, *, top_k: int, has_scores: bool) -> Rule:
 
 def layout_of(machine: SimulatedMachine, placement: Placement) -> Layout:
     """The machine in numbers."""
-    groups = make_groups(machine.link_groups, machine.devices)
+    groups = machine.costs.groups
     _, experts, replicas = placement.devices_LNR.shape
     return Layout(
         devices=machine.devices,
@@ -63,7 +62,7 @@ def layout_of(machine: SimulatedMachine, placement: Placement) -> Layout:
         replicas=replicas,
         offloading=machine.offloading,
         device=placement.devices_LNR.reshape(-1),
-        cost=picoseconds(machine.seconds_per_expert),
+        cost=machine.costs.picoseconds,
         group_starts=groups.starts_G1,
         group_members=groups.members,
         group_factors=groups.factors_G,
@@ -71,11 +70,6 @@ def layout_of(machine: SimulatedMachine, placement: Placement) -> Layout:
         overlap=machine.overlap,
         dense=round(machine.dense_seconds * PICOSECONDS),
     )
-
-
-def picoseconds(seconds: tuple[float, ...]) -> npt.NDArray[np.int64]:
-    """round-half-even(C · 10¹²)."""
-    return np.rint(np.asarray(seconds, np.float64) * PICOSECONDS).astype(np.int64)
 
 
 class CompiledPass:

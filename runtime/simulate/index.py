@@ -28,12 +28,13 @@ class TraceIndex:
 
 
 def index_of(source: TraceSource) -> TraceIndex:
-    """Read the token columns of ``source`` once.
+    """Read what the tokens of ``source`` are, without their routing where it can be told apart.
 
     Raises ``TraceError`` for a trace without a real token, and where a sequence's decode tokens repeat or go back.
     """
     counts = _Counts()
-    for chunk in source.chunks():
+    token_chunks = getattr(source, "token_chunks", source.chunks)
+    for chunk in token_chunks():
         counts.add(chunk)
     if counts.tokens == counts.left_out:
         what = "holds only padding and dummy tokens" if counts.tokens else "holds no token"

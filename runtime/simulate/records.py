@@ -11,19 +11,18 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.cache import CacheSpec
+from runtime.cost import CostTable
 from runtime.policy.types import PolicySpec
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedMachine:
-    """``tier``: where experts come from: ``host`` or ``disk`` into each device's cache, or ``device``, where all are in
-    device memory and every dispatched one is read. ``link_groups``: devices behind one link, and its factor.
-    ``origin``: where the costs are from, in words.
+    """``tier``: where experts come from: ``host`` or ``disk`` into each device's cache, or ``device``: all are in
+    device memory and every dispatched one is read. ``origin``: where the costs are from, in words.
     """
 
     tier: str
-    seconds_per_expert: tuple[float, ...]
-    link_groups: tuple[tuple[tuple[int, ...], float], ...] = ()
+    costs: CostTable
     expert_compute_seconds: float = 0.0
     overlap: bool = False
     dense_seconds: float = 0.0
@@ -31,7 +30,7 @@ class SimulatedMachine:
 
     @property
     def devices(self) -> int:
-        return len(self.seconds_per_expert)
+        return len(self.costs.seconds_per_expert)
 
     @property
     def offloading(self) -> bool:

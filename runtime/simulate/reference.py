@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.cache import NEVER, CacheBook
-from runtime.policy.inputs import make_machine
 from runtime.policy.loads import f_of_loads
 from runtime.policy.make import make_policy
 from runtime.policy.types import PICOSECONDS, Decision, Machine, Tokens
@@ -104,10 +103,7 @@ class PolicyPass:
         self, machine: Machine, misses_D: npt.NDArray[np.int64], dispatched_D: npt.NDArray[np.int64]
     ) -> int:
         about = self._plan.machine
-        cost_D = [round(seconds * PICOSECONDS) for seconds in about.seconds_per_expert]
-        movements = f_of_loads(
-            [int(count) * cost for count, cost in zip(misses_D, cost_D, strict=True)], machine.groups
-        )
+        movements = f_of_loads([int(load) for load in misses_D * about.costs.picoseconds], machine.groups)
         compute = int(dispatched_D.max()) * round(about.expert_compute_seconds * PICOSECONDS)
         return max(movements, compute) if about.overlap else movements + compute
 
@@ -134,11 +130,12 @@ def tokens_of(rows: Rows, layer: int) -> Tokens:
 
 
 def _machine_of_layer(plan: PassSpec, layer: int) -> Machine:
-    placement_NR = plan.placement.devices_LNR[layer]
-    cost_D = np.asarray(plan.machine.seconds_per_expert, np.float64)
-    return make_machine(
-        placement=placement_NR,
-        cost_seconds=np.where(placement_NR >= 0, cost_D[placement_NR], 0.0),
-        link_groups=plan.machine.link_groups,
+    placement_NR = plan.placement.devices_LNR[layer].astype(np.int64)
+    costs = plan.machine.costs
+    return Machine(
+        placement_NR=placement_NR,
+        cost_NR=np.where(placement_NR >= 0, costs.picoseconds[placement_NR], 0),
+        resident_NR=None,
         devices=plan.machine.devices,
+        groups=costs.groups,
     )
