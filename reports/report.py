@@ -12,7 +12,6 @@ from typing import Any
 
 from probes.errors import InputError, UsageError
 from probes.files import written_whole
-from probes.records import Calibration, Probe
 from reports.info.comparison import ComparisonInfo, comparison_info
 from reports.info.run import RunInfo, run_info
 from reports.pages.comparison import comparison_page
@@ -23,6 +22,9 @@ from store.records import RunRecord
 from store.session import Store
 
 SCHEMA = "caee.report/1"
+
+# Newest calibrations that the drift is drawn from.
+MOST_CALIBRATIONS = 50
 
 # A file name that is no UTF-8 reaches us as lone surrogates, which no file can hold: their escapes are written.
 _LONE_SURROGATES = "backslashreplace"
@@ -120,19 +122,13 @@ def _runs(store: Store, run_ids: Sequence[str], last: int | None) -> tuple[RunRe
 
 
 def _info(store: Store, run: RunRecord) -> RunInfo:
-    calibration = _calibration(store, run.calibration_id)
-    return run_info(run, calibration, _probe(store, calibration.probe_id if calibration else None))
-
-
-def _calibration(store: Store, calibration_id: str | None) -> Calibration | None:
-    """None where the run had none, or where it has been deleted since."""
-    kept = {entry.record_id for entry in store.entries(RecordKind.CALIBRATION)}
-    return store.calibration(calibration_id) if calibration_id in kept else None
-
-
-def _probe(store: Store, probe_id: str | None) -> Probe | None:
-    kept = {entry.record_id for entry in store.entries(RecordKind.PROBE)}
-    return store.probe(probe_id) if probe_id in kept else None
+    """A calibration or probe that has been deleted since is left out."""
+    calibrations = {entry.record_id: entry for entry in store.entries(RecordKind.CALIBRATION)}
+    probes = {entry.record_id for entry in store.entries(RecordKind.PROBE)}
+    calibration = store.calibration(run.calibration_id) if run.calibration_id in calibrations else None
+    probe = store.probe(calibration.probe_id) if calibration and calibration.probe_id in probes else None
+    history = [store.calibration(record_id) for record_id in list(calibrations)[:MOST_CALIBRATIONS]]
+    return run_info(run, calibration, probe, history)
 
 
 def _default_name(report: Report, output_format: Format) -> str:

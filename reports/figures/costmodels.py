@@ -13,11 +13,12 @@ from reports.info.costmodels import CostModelInfo
 from reports.info.table import DataTable, table
 from reports.info.words import percent
 
+REACH = (0.05, 1.0)
 _SI_DECADES = {"dtick": 1, "exponentformat": "SI", "minexponent": 0}
 
 
-def cost_models_card(models: tuple[CostModelInfo, ...]) -> Card:
-    """One link at a time: samples and fit on logarithmic axes, and the residuals below."""
+def cost_models_card(models: tuple[CostModelInfo, ...], *, selected: int = 0) -> Card:
+    """One link at a time: samples and fit on logarithmic axes, and the residuals beside them."""
     fits = tuple(_fit_variant(model) for model in models)
     residuals = tuple(_residual_variant(model) for model in models)
     size_axis = {"type": "log", "title": {"text": "size"}, "ticksuffix": "B", **_SI_DECADES}
@@ -26,37 +27,37 @@ def cost_models_card(models: tuple[CostModelInfo, ...]) -> Card:
         title="Fitted cost models over their raw samples",
         lede=(
             "Time to move one block of a given size, C(S) = α·S/B + β, over every timing it was fitted to. "
-            "Residual: measured ÷ fitted − 1."
+            "Residual: measured ÷ fitted − 1; a triangle lies beyond the axis."
         ),
         table=_sample_table(models),
         panels=(
             Panel(
                 key="cost-fit",
                 title="Samples and fit",
-                data=fits[0].data,
+                data=fits[selected].data,
                 layout={
                     "height": 320,
                     "xaxis": size_axis,
                     "yaxis": {"type": "log", "title": {"text": "time"}, "ticksuffix": "s", **_SI_DECADES},
                 },
-                alt=fits[0].alt,
+                alt=fits[selected].alt,
                 variants=fits,
             ),
             Panel(
                 key="cost-residuals",
                 title="Residuals",
-                data=residuals[0].data,
+                data=residuals[selected].data,
                 layout={
                     "height": 320,
                     "showlegend": False,
                     "xaxis": size_axis,
-                    "yaxis": {"title": {"text": "residual"}, "tickformat": "+.0%", "zeroline": True},
+                    "yaxis": {"tickformat": "+.1~%", "zeroline": True} | residuals[selected].layout["yaxis"],
                 },
-                alt=residuals[0].alt,
+                alt=residuals[selected].alt,
                 variants=residuals,
             ),
         ),
-        pickers=(Picker(label="Link", options=tuple(model.name for model in models)),),
+        pickers=(Picker(label="Link", options=tuple(model.name for model in models), selected=selected),),
     )
 
 
@@ -126,20 +127,43 @@ def _fit_variant(model: CostModelInfo) -> Variant:
 
 
 def _residual_variant(model: CostModelInfo) -> Variant:
+    residuals = [sample.residual for sample in model.samples]
+    reach = _reach(residuals)
+    shown = [min(max(residual, -reach), reach) for residual in residuals]
+    beyond = [abs(residual) > reach for residual in residuals]
     points: Any = go.Scatter(
         name="residual",
         x=[sample.size_bytes for sample in model.samples],
-        y=[sample.residual for sample in model.samples],
+        y=shown,
         mode="markers",
-        marker={"size": 6, "color": theme.BEFORE, "opacity": 0.8},
-        hovertemplate="%{x:.4s}B: %{y:+.1%}<extra></extra>",
+        marker={
+            "size": [9 if out else 6 for out in beyond],
+            "color": theme.BEFORE,
+            "opacity": 0.8,
+            "symbol": [
+                ("triangle-up" if residual > 0 else "triangle-down") if out else "circle"
+                for residual, out in zip(residuals, beyond, strict=True)
+            ],
+        },
+        customdata=residuals,
+        hovertemplate="%{x:.4s}B: %{customdata:+.1%}<extra></extra>",
     )
-    largest = max((abs(sample.residual) for sample in model.samples), default=None)
+    largest = max((abs(residual) for residual in residuals), default=None)
     return Variant(
         data=traces(points),
-        layout={},
-        alt=f"{model.name}: residuals of {len(model.samples)} timings, the largest {percent(largest)}.",
+        layout={"yaxis": {"range": [-1.1 * reach, 1.1 * reach], "title": {"text": "residual"}}},
+        alt=(
+            f"{model.name}: residuals of {len(residuals)} timings, the largest {percent(largest)}, {sum(beyond)} of "
+            f"them beyond the axis at {percent(reach)}."
+        ),
     )
+
+
+def _reach(residuals: list[float]) -> float:
+    """Where the axis ends: a few stray timings, a hundred times too slow, would flatten all others."""
+    ordered = sorted(abs(residual) for residual in residuals)
+    usual = ordered[int(0.95 * (len(ordered) - 1))] if ordered else 0.0
+    return min(max(usual, REACH[0]), REACH[1])
 
 
 def _sample_table(models: tuple[CostModelInfo, ...]) -> DataTable:

@@ -22,6 +22,8 @@ class CostModelInfo:
     """One link's model. ``samples`` is empty where the measurement is not in the store (an import, a deleted probe)."""
 
     name: str
+    kind: str
+    concurrency: str
     form: str
     status: str
     effective_bandwidth_bytes_per_s: float
@@ -64,6 +66,8 @@ def _model(model: LinkModel, link: LinkMeasurement | None) -> CostModelInfo:
     )
     return CostModelInfo(
         name=link_name(model),
+        kind=model.kind,
+        concurrency=model.concurrency,
         form=model.form,
         status=model.status,
         effective_bandwidth_bytes_per_s=model.bandwidth_bytes_per_s / model.alpha,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from probes.records import Calibration, Probe
 from reports.info.balance import BalanceInfo, GapInfo, ImportanceInfo, balance_info, gap_info, importance_info
 from reports.info.costmodels import CostModelInfo, cost_models_info
+from reports.info.drift import LinkDrift, drift_info
 from reports.info.machine import Fact, fingerprint_info, parameters_info
 from reports.info.timing import (
     PhaseInfo,
@@ -57,14 +59,23 @@ class RunInfo:
     quality: Quality | None
     predicted: tuple[PredictedInfo, ...]
     cost_models: tuple[CostModelInfo, ...]
+    drift: tuple[LinkDrift, ...]
     fingerprint: tuple[Fact, ...]
     parameters: tuple[Fact, ...]
     samples: tuple[SampleText, ...]
     warnings: tuple[str, ...]
 
 
-def run_info(run: RunRecord, calibration: Calibration | None = None, probe: Probe | None = None) -> RunInfo:
-    """Gather the numbers of ``run``; ``calibration`` and ``probe`` are those it was predicted from, where kept."""
+def run_info(
+    run: RunRecord,
+    calibration: Calibration | None = None,
+    probe: Probe | None = None,
+    history: Sequence[Calibration] = (),
+) -> RunInfo:
+    """Gather the numbers of ``run``.
+
+    ``calibration`` and ``probe`` are those it was predicted from, where kept; ``history`` all calibrations kept.
+    """
     return RunInfo(
         run_id=run.run_id,
         created_at=run.created_at,
@@ -84,6 +95,7 @@ def run_info(run: RunRecord, calibration: Calibration | None = None, probe: Prob
         quality=run.quality,
         predicted=predicted_info(run),
         cost_models=cost_models_info(calibration, probe),
+        drift=drift_info(history, calibration),
         fingerprint=fingerprint_info(run.fingerprint),
         parameters=parameters_info(run),
         samples=run.samples,

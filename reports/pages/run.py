@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from probes.records import LinkKind
 from reports.figures.balance import gap_card, importance_card, layer_card
 from reports.figures.card import Card, Section, paired
 from reports.figures.costmodels import cost_models_card, cost_table_card
+from reports.figures.drift import drift_card
 from reports.figures.facts import condition_cards, quality_card, samples_card, totals_cards
 from reports.figures.heat import heat_card
 from reports.figures.timing import phases_card, predicted_card, series_card, step_card
@@ -12,6 +14,8 @@ from reports.info.run import RunInfo
 from reports.info.verdict import Outcome, movement_noun
 from reports.pages.page import Page
 
+# The links that experts take, by where they are kept: shown first.
+TIER_LINKS = {"disk": LinkKind.DISK_TO_HOST, "host": LinkKind.HOST_TO_DEVICE, "device": LinkKind.DEVICE_MEMORY}
 BADGES = {
     Outcome.FASTER: "Faster, outside the noise",
     Outcome.SLOWER: "Slower, outside the noise",
@@ -72,4 +76,8 @@ def _quality_cards(info: RunInfo) -> tuple[Card, ...]:
 def _calibration_cards(info: RunInfo) -> tuple[Card, ...]:
     if not info.cost_models:
         return ()
-    return cost_models_card(info.cost_models), cost_table_card(info.cost_models)
+    used = [at for at, model in enumerate(info.cost_models) if model.kind == TIER_LINKS.get(info.tier)]
+    together = [at for at in used if info.cost_models[at].concurrency == "all"]
+    selected = next(iter([*together, *used]), 0)
+    drift = [drift_card(info.drift)] if info.drift else []
+    return cost_models_card(info.cost_models, selected=selected), cost_table_card(info.cost_models), *drift

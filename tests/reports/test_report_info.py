@@ -15,6 +15,7 @@ from probes.records import Field
 from reports.info.balance import balance_info, gap_info, imbalance, importance_info, sum_histograms
 from reports.info.comparison import comparison_info, median_ratio
 from reports.info.costmodels import cost_models_info
+from reports.info.drift import drift_info
 from reports.info.machine import fingerprint_info, parameters_info
 from reports.info.run import run_info
 from reports.info.simulation import pareto_front, simulation_info
@@ -137,6 +138,19 @@ def test_a_model_without_its_probe_keeps_its_curve(build: ModuleType) -> None:
     assert alone.samples == ()
     assert len(alone.curve) == 33
     assert cost_models_info(None, None) == ()
+
+
+def test_drift_is_of_links_fitted_twice_on_the_same_machine(build: ModuleType) -> None:
+    calibration = build.make_calibration(devices=1)
+    slower = tuple(replace(model, alpha=model.alpha * 2) for model in calibration.models[:1])
+    later = replace(calibration, calibration_id="b", created_at="2026-04-01T00:00:00Z", models=slower)
+    other = replace(calibration, calibration_id="c", fingerprint=build.make_fingerprint(kernel="5.4"))
+    (link,) = drift_info([later, other, calibration], calibration)
+    assert link.name == "disk → cpu:0, direct"
+    assert [point.calibration_id for point in link.points] == ["calibration-0001", "b"]
+    assert [point.bandwidth_bytes_per_s for point in link.points] == pytest.approx([1.9e9, 0.95e9])
+    assert drift_info([calibration], calibration) == ()
+    assert drift_info([later, calibration], None) == ()
 
 
 def test_facts_are_a_value_or_a_reason(build: ModuleType) -> None:

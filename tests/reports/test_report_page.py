@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 
 from reports.figures import theme
 from reports.figures.card import plain, rounded
+from reports.figures.costmodels import cost_models_card
 from reports.html import render
 from reports.html.render import render_page
 from reports.info.comparison import comparison_info
+from reports.info.costmodels import cost_models_info
 from reports.info.run import run_info
 from reports.markdown import markdown_page
 from reports.pages.comparison import comparison_page
@@ -60,7 +62,9 @@ def read(page: str) -> tuple[Reader, dict[str, Any]]:
 
 
 def page_of(build: ModuleType, run: RunRecord | None = None) -> Page:
-    return run_page(run_info(run or build.make_run(), build.make_calibration(), build.make_probe()))
+    calibration = build.make_calibration()
+    earlier = replace(calibration, calibration_id="earlier", created_at="2026-02-01T00:00:00Z")
+    return run_page(run_info(run or build.make_run(), calibration, build.make_probe(), [calibration, earlier]))
 
 
 @pytest.fixture(scope="module")
@@ -177,6 +181,23 @@ def test_every_colour_has_a_dark_counterpart(page: str) -> None:
     used = set(re.findall(r"#[0-9a-fA-F]{6}\b", json.dumps([data["cards"], data["template"]])))
     assert used <= set(data["dark"])
     assert not set(theme.DARK.values()) & set(theme.DARK)
+
+
+def test_stray_timings_do_not_flatten_the_residuals(build: ModuleType) -> None:
+    probe = build.make_probe(devices=1)
+    link = probe.links[0]
+    stray = replace(link.samples[0], seconds=(*link.samples[0].seconds, 1.0))
+    probe = replace(probe, links=(replace(link, samples=(stray, *link.samples[1:])), *probe.links[1:]))
+    card = cost_models_card(cost_models_info(build.make_calibration(devices=1), probe))
+    panel = card.panels[1]
+    (trace,) = panel.data
+    assert len(trace["x"]) == 36
+    low, high = panel.layout["yaxis"]["range"]
+    assert -0.2 < low < high < 0.2
+    assert all(low < value < high for value in trace["y"])
+    assert trace["marker"]["symbol"].count("triangle-up") >= 1
+    assert max(trace["customdata"]) > 1000
+    assert "beyond the axis" in panel.alt
 
 
 def test_without_calibration_quality_or_steps_the_page_still_stands(build: ModuleType) -> None:
