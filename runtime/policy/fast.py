@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from runtime.policy import kernels
+from runtime.policy import kernels, slot_kernels
 from runtime.policy.controller import PriceController
 from runtime.policy.loads import Layer
 from runtime.policy.shares import threshold
@@ -24,7 +24,7 @@ from runtime.policy.types import (
     Tokens,
 )
 
-_RENORMALIZE = {"survivors": kernels.SURVIVORS, "original": kernels.ORIGINAL, "none": kernels.UNSCALED}
+_RENORMALIZE = {"survivors": slot_kernels.SURVIVORS, "original": slot_kernels.ORIGINAL, "none": slot_kernels.UNSCALED}
 
 
 class Router:
@@ -80,9 +80,9 @@ class Router:
         self._fill(tokens, q_TK, decision, machine, ids_TK)
         weights_TK = np.where(ids_TK >= 0, tokens.gates_TK, 0.0)
         if tokens.scores_TN is not None:
-            kernels.gather(tokens.scores_TN, ids_TK, weights_TK)
-        kernels.weigh(tokens.topk_ids_TK, tokens.gates_TK, ids_TK, self._renormalize, self._factor, weights_TK)
-        removed, rerouted = kernels.account(tokens.topk_ids_TK, q_TK, tokens.token_mask_T, ids_TK)
+            slot_kernels.gather(tokens.scores_TN, ids_TK, weights_TK)
+        slot_kernels.weigh(tokens.topk_ids_TK, tokens.gates_TK, ids_TK, self._renormalize, self._factor, weights_TK)
+        removed, rerouted = slot_kernels.account(tokens.topk_ids_TK, q_TK, tokens.token_mask_T, ids_TK)
         return Routed(topk_ids_TK=ids_TK, topk_weights_TK=weights_TK, removed=removed, rerouted_slots=rerouted)
 
     def _shares(self, tokens: Tokens) -> Ints:
@@ -102,7 +102,7 @@ class Router:
 
     def _fill(self, tokens: Tokens, q_TK: Ints, decision: Decision, machine: Machine, ids_TK: Ints) -> None:
         """The tokens' slots after the decision."""
-        kernels.drop_lost(tokens.topk_ids_TK, tokens.token_mask_T, decision.kept_N, ids_TK)
+        slot_kernels.drop_lost(tokens.topk_ids_TK, tokens.token_mask_T, decision.kept_N, ids_TK)
 
 
 class _Compensated(Router):
@@ -117,7 +117,7 @@ class _Compensated(Router):
         if self.spec.compensation == "resident":
             candidates_N = candidates_N | cheapest_replicas(machine).resident_N
         every_token = self.spec.reselect == "all"
-        kernels.compensate(
+        slot_kernels.compensate(
             tokens.topk_ids_TK, tokens.token_mask_T, decision.kept_N, candidates_N, ranks_TN, every_token, ids_TK
         )
 
@@ -248,7 +248,7 @@ class TopK(_PerToken):
 
     def _choose(self, tokens: Tokens, q_TK: Ints, ids_TK: Ints) -> None:
         count = min(int(self.spec.parameters["k0"]), ids_TK.shape[1])
-        kernels.keep_best(tokens.topk_ids_TK, q_TK, tokens.token_mask_T, count, ids_TK)
+        slot_kernels.keep_best(tokens.topk_ids_TK, q_TK, tokens.token_mask_T, count, ids_TK)
 
 
 class Skip(_PerToken):
@@ -256,7 +256,7 @@ class Skip(_PerToken):
 
     def _choose(self, tokens: Tokens, q_TK: Ints, ids_TK: Ints) -> None:
         beta = float(self.spec.parameters["beta"])
-        kernels.keep_strong(tokens.topk_ids_TK, q_TK, tokens.token_mask_T, beta, ids_TK)
+        slot_kernels.keep_strong(tokens.topk_ids_TK, q_TK, tokens.token_mask_T, beta, ids_TK)
 
 
 def cheapest_replicas(machine: Machine) -> Layer:
