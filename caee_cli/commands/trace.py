@@ -145,6 +145,8 @@ def synth(
             force=force,
             on_progress=lambda fraction: bar.update(task, completed=fraction),
         )
+    for remark in document["notes"]:
+        note(remark)
     if as_json:
         emit_json(document)
     else:

@@ -82,7 +82,7 @@ class Tally:
         self.counts_LN += np.bincount(place, minlength=layers * experts).reshape(layers, experts)
         if not self.meta.gates_recorded:
             return
-        gates = np.where(used, real.gates_TLK, 0.0)
+        gates = np.where(used, real.gates_TLK.astype(np.float64), 0.0)
         total_TL = gates.sum(axis=2)
         self.unnormalised += int((np.abs(total_TL - 1.0) > 0.02).any(axis=1).sum())
         weighed_TL = (total_TL > 0) & used.any(axis=2)

@@ -1,7 +1,7 @@
 """Setting the latent model of one layer so that what it chooses has given marginals and given repeats.
 
 A token's K experts are the K highest of level_e + ε_e, ε_e standard normal: a probit form of the router's competition.
-Shape legend: N experts, K slots, M draws, G lags, A components of the noise.
+Shape legend: N experts, K slots, M draws, G lags, A parts of the noise.
 """
 
 from __future__ import annotations
@@ -10,9 +10,11 @@ import numpy as np
 
 from runtime.trace.records import Bools, Float32s, Float64s, Int64s
 
-# ε is a sum of a part that stays through a sequence and of parts that decay per token; these decays were enough for
-# every layer of a gpt-oss trace (repeat probabilities within 0.01 at lags 1 to 128).
-DECAYS = (0.0, 0.5, 0.98)
+# ε has four parts: fresh at every token, decaying fast, decaying slowly, and lasting through a sequence. A single
+# decay misses what real traces show: a steep fall over the first tokens, then a long slope (gpt-oss-20b).
+PARTS = 4
+_FAST_DECAYS = (0.2, 0.35, 0.5, 0.65, 0.8, 0.9)
+_SLOW_DECAYS = (0.95, 0.98, 0.99, 0.995)
 _DRAWS = 1024
 _ROUNDS = 8
 _CORRELATIONS = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97, 1.0])
@@ -50,19 +52,23 @@ def repeat_curve(level_N: Float32s, top_k: int, rng: np.random.Generator) -> Flo
     return np.maximum.accumulate(np.array(overlap) / (_DRAWS * top_k))
 
 
-def noise_weights(repeat_G: Float64s, lags: tuple[int, ...], curve: Float64s) -> Float64s:
-    """[A + 1] variances of the decaying parts and, last, of the part that stays, so that repeats are as given.
+def noise_parts(repeat_G: Float64s, lags: tuple[int, ...], curve: Float64s) -> tuple[Float64s, Float64s]:
+    """[A] decay per token and [A] variance (Σ = 1) of the parts of ε that make the repeats at the lags as given.
 
-    The correlations that the repeats ask for are fitted by the sum of decays with non-negative weights.
+    The correlations that the repeats ask for are fitted, with non-negative weights, by the best pair of decays.
     """
     from scipy.optimize import nnls
 
-    wanted_G = np.interp(repeat_G, curve, _CORRELATIONS)
-    decays = np.array([*DECAYS[1:], 1.0])
-    basis = decays[None, :] ** np.array(lags)[:, None]
-    weights, _ = nnls(basis, wanted_G)
-    weights = weights / max(1.0, weights.sum())
-    return np.array([1.0 - weights.sum(), *weights])
+    wanted = np.array([1.0, *np.interp(repeat_G, curve, _CORRELATIONS)])
+    at = np.array([0, *lags])[:, None]
+    best: tuple[float, Float64s, Float64s] = (np.inf, np.zeros(PARTS), np.zeros(PARTS))
+    for fast in _FAST_DECAYS:
+        for slow in _SLOW_DECAYS:
+            decays = np.array([0.0, fast, slow, 1.0])
+            variances, error = nnls(decays[None, :] ** at, wanted)
+            if error < best[0]:
+                best = (error, decays, variances / variances.sum())
+    return best[1], best[2]
 
 
 def chosen(propensity_MN: Float32s, top_k: int) -> Bools:

@@ -1,6 +1,6 @@
 """A synthetic trace as a stream: latent propensities per expert run through time, each token takes the highest.
 
-Shape legend: T tokens, S sequences, L layers, N experts, K slots, A components of the noise.
+Shape legend: T tokens, S sequences, L layers, N experts, K slots, A parts of the noise.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 
 from runtime.trace.chunking import new_chunk, rechunk, tokens_per_chunk
 from runtime.trace.records import Float32s, Float64s, Int16s, Int64s, Phase, RoutingTrace, TraceMeta
-from runtime.trace.synth.calibrate import DECAYS
+from runtime.trace.synth.calibrate import PARTS
 
 _BLOCK = 256
 # Sequences whose lasting parts are stratified together, so that few sequences already have the marginals asked for.
@@ -21,12 +21,14 @@ _STRATUM = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentModel:
-    """``levels_LN``; ``variances_LA``: of the parts of ε by ``DECAYS``, last the one that stays through a sequence.
+    """``levels_LN``: what a token adds its noise to. ``decays_LA``, ``variances_LA``: of the parts of that noise.
 
-    ``shares_LMK``: pools of share vectors, highest first, from which each token draws one per layer.
+    The last part has decay 1: it stays through a sequence. ``shares_LMK``: pools of share vectors, highest first, from
+    which each token draws one per layer.
     """
 
     levels_LN: Float32s
+    decays_LA: Float64s
     variances_LA: Float64s
     shares_LMK: Float32s
 
@@ -34,10 +36,11 @@ class LatentModel:
 class SyntheticTrace:
     """A ``TraceSource`` that draws the trace anew, and alike, at every pass. ``lengths_S``: tokens by sequence."""
 
-    notes: tuple[str, ...] = ("synthetic: drawn from a fitted model, not recorded",)
-
-    def __init__(self, meta: TraceMeta, model: LatentModel, lengths_S: Int64s, seed: int) -> None:
+    def __init__(
+        self, meta: TraceMeta, model: LatentModel, lengths_S: Int64s, seed: int, *, notes: tuple[str, ...] = ()
+    ) -> None:
         self.meta = meta
+        self.notes = ("synthetic: drawn from a fitted model, not recorded", *notes)
         self._model = model
         self._lengths_S = lengths_S
         self._seed = seed
@@ -109,21 +112,23 @@ class _Walk:
         self._top_k = top_k
         self._shares = model.shares_LMK
         deviations = np.sqrt(model.variances_LA).astype(np.float32)
+        self._decays = model.decays_LA[:, :-1].astype(np.float32)
         self._weights = deviations[:, :-1]
         self._levels = model.levels_LN + deviations[:, -1:] * lasting_LN
         layers, experts = model.levels_LN.shape
-        self._states = rng.standard_normal((layers, len(DECAYS), experts), dtype=np.float32)
+        self._states = rng.standard_normal((layers, PARTS - 1, experts), dtype=np.float32)
 
     def go_on(self, tokens: int) -> tuple[Int16s, Float32s]:
         """ids and gate weights [T, L, K] of the next tokens."""
         from runtime.trace.synth.kernels import choose
 
         layers, experts = self._levels.shape
-        decays = np.array(DECAYS, dtype=np.float32)
         ids = np.empty((layers, tokens, self._top_k), dtype=np.int16)
         gates = np.empty((layers, tokens, self._top_k), dtype=np.float32)
         for layer in range(layers):
-            noise = self._rng.standard_normal((tokens, len(DECAYS), experts), dtype=np.float32)
-            choose(self._levels[layer], self._weights[layer], decays, self._states[layer], noise, ids[layer])
+            noise = self._rng.standard_normal((tokens, PARTS - 1, experts), dtype=np.float32)
+            choose(
+                self._levels[layer], self._weights[layer], self._decays[layer], self._states[layer], noise, ids[layer]
+            )
             gates[layer] = self._shares[layer][self._rng.integers(0, self._shares.shape[1], tokens)]
         return ids.transpose(1, 0, 2), gates.transpose(1, 0, 2)

@@ -17,7 +17,7 @@ from probes.errors import TraceError, UsageError
 from runtime.trace.importers.detect import detect_and_open
 from runtime.trace.importers.formats import ImportOptions
 from runtime.trace.records import Float32s, Float64s, Int64s, LoadProfile, TraceMeta, TraceSource
-from runtime.trace.synth.calibrate import DECAYS, levels_for, noise_weights, repeat_curve
+from runtime.trace.synth.calibrate import levels_for, noise_parts, repeat_curve
 from runtime.trace.synth.fit import LAGS, Rhythm, fit_rhythm
 from runtime.trace.synth.generate import LatentModel, SyntheticTrace
 from runtime.trace.tally import Tally
@@ -53,7 +53,7 @@ def synthesise(
     top_k = _top_k(options, profile, like)
     chance_LN, numbers = _chances(rhythm, like, profile, options, top_k, rng)
     lengths = _lengths(rhythm.lengths_S, options, rng)
-    model, targets = _calibrated(chance_LN, top_k, rhythm, rng)
+    model, targets = _calibrated(np.stack([_at_most_one(row, top_k) for row in chance_LN]), top_k, rhythm, rng)
     profile_meta = like.meta if profile is None else profile.meta
     meta = TraceMeta(
         model=options.model or (None if profile is None else profile_meta.model),
@@ -67,13 +67,13 @@ def synthesise(
                 "seed": options.seed,
                 "like": {"model": like.meta.model, "tokens": rhythm.tokens, "layers": like.meta.moe_layers},
                 "profile": None if profile is None else {"model": profile_meta.model, "engine": profile_meta.engine},
-                "decays": list(DECAYS),
+                "decays": model.decays_LA.tolist(),
                 "variances": model.variances_LA.round(6).tolist(),
                 **targets,
             }
         },
     )
-    return SyntheticTrace(meta, model, lengths, options.seed + 1)
+    return SyntheticTrace(meta, model, lengths, options.seed + 1, notes=_capped(chance_LN))
 
 
 def _calibrated(
@@ -83,14 +83,15 @@ def _calibrated(
     by_chance_L = np.square(chance_LN).sum(axis=1) / top_k
     depth = _same_depth(layers, rhythm.persistence_GL.shape[1])
     repeat_GL = by_chance_L + rhythm.persistence_GL[:, depth] * (1.0 - by_chance_L)
-    levels, variances = [], []
+    levels, parts = [], []
     for layer in range(layers):
         level_N = levels_for(chance_LN[layer], top_k, rng)
         levels.append(level_N)
-        variances.append(noise_weights(repeat_GL[:, layer], LAGS, repeat_curve(level_N, top_k, rng)))
+        parts.append(noise_parts(repeat_GL[:, layer], LAGS, repeat_curve(level_N, top_k, rng)))
     model = LatentModel(
         levels_LN=np.stack(levels),
-        variances_LA=np.stack(variances),
+        decays_LA=np.stack([decays for decays, _ in parts]),
+        variances_LA=np.stack([variances for _, variances in parts]),
         shares_LMK=_rounded(_stretched(rhythm.shares_LMK, top_k))[depth],
     )
     targets = {
@@ -109,7 +110,7 @@ def _chances(
     top_k: int,
     rng: np.random.Generator,
 ) -> tuple[Float64s, tuple[int, ...]]:
-    """[L, N] probability that a token chooses the expert (Σ over a layer = top_k), and the layers' numbers."""
+    """[L, N] mean choices of the expert per token (Σ over a layer = top_k), and the layers' numbers."""
     source = like if profile is None else profile
     counts = rhythm.counts_LN if profile is None else _counts(profile)
     numbers = source.meta.layer_numbers
@@ -123,7 +124,7 @@ def _chances(
     if (np.count_nonzero(counts, axis=1) < top_k).any():
         layer = int(np.argmin(np.count_nonzero(counts, axis=1)))
         raise TraceError(f"layer {numbers[layer]} of the profile uses fewer than top-k = {top_k} experts")
-    return np.stack([_at_most_one(top_k * row / row.sum(), top_k) for row in counts]), numbers
+    return top_k * counts / counts.sum(axis=1, keepdims=True), numbers
 
 
 def _counts(profile: TraceSource | LoadProfile) -> Float64s:
@@ -145,6 +146,11 @@ def _at_most_one(chance_N: Float64s, top_k: int) -> Float64s:
         rest = chance[~full].sum()
         chance = np.where(full, 1.0, chance * (top_k - full.sum()) / rest if rest else chance)
     return np.minimum(chance, 1.0)
+
+
+def _capped(chance_LN: Float64s) -> tuple[str, ...]:
+    capped = int((chance_LN > 1.0 + 1e-9).sum())
+    return (f"{capped} expert loads above one choice per token were capped: is top-k right?",) if capped else ()
 
 
 def _other_width(counts_LN: Float64s, experts: int, rng: np.random.Generator) -> Float64s:
@@ -223,4 +229,5 @@ def synthesise_file(
         "sequences": trace.sequences,
         "size_bytes": output.stat().st_size,
         "meta": dataclasses.asdict(trace.meta),
+        "notes": list(trace.notes),
     }
