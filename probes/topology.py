@@ -16,6 +16,8 @@ _MEGA = 10**6
 _ECC = {0: "off", 1: "on"}
 # nvmlGpuTopologyLevel_t, in the words of `nvidia-smi topo -m`.
 _LEVELS = {0: "same board", 10: "PIX", 20: "PXB", 30: "PHB", 40: "NODE", 50: "SYS"}
+# nvmlGpuP2PCapsIndex_t; nvidia-ml-py's own constant is a tuple by mistake, which no call accepts.
+_P2P_READ = 0
 # nvmlGpuP2PStatus_t.
 _P2P = {
     0: "ok",
@@ -100,7 +102,7 @@ def _observe(driver: Driver, index: int, gpu: NvmlGpu, fields: dict[str, Field])
         "temperature_celsius": driver.ask("nvmlDeviceGetTemperature", board, nvml.NVML_TEMPERATURE_GPU),
         "power_watts": driver.ask("nvmlDeviceGetPowerUsage", board, convert=_milli),
         "power_limit_watts": driver.ask("nvmlDeviceGetEnforcedPowerLimit", board, convert=_milli),
-        "clock_event_reasons": driver.ask("nvmlDeviceGetCurrentClocksEventReasons", board, convert=hex),
+        "clock_event_reasons": _clock_event_reasons(driver, board),
         "utilization_percent": driver.ask("nvmlDeviceGetUtilizationRates", board, convert=lambda rates: rates.gpu),
         "processes": driver.ask("nvmlDeviceGetComputeRunningProcesses", board, convert=len),
     }
@@ -108,7 +110,6 @@ def _observe(driver: Driver, index: int, gpu: NvmlGpu, fields: dict[str, Field])
 
 
 def _relate(driver: Driver, chosen: Sequence[tuple[int, NvmlGpu]], fields: dict[str, Field]) -> None:
-    read = getattr(driver.nvml, "NVML_P2P_CAPS_INDEX_READ", 0)
     for (first, one), (second, other) in itertools.combinations(chosen, 2):
         pair = f"gpu{first}-gpu{second}"
         if one.board is other.board:
@@ -118,7 +119,7 @@ def _relate(driver: Driver, chosen: Sequence[tuple[int, NvmlGpu]], fields: dict[
             "nvmlDeviceGetTopologyCommonAncestor", one.board, other.board, convert=lambda at: _LEVELS.get(at, str(at))
         )
         fields[f"{pair}.p2p_read"] = driver.ask(
-            "nvmlDeviceGetP2PStatus", one.board, other.board, read, convert=lambda status: _P2P.get(status, str(status))
+            "nvmlDeviceGetP2PStatus", one.board, other.board, _P2P_READ, convert=_p2p_status
         )
 
 
@@ -133,6 +134,19 @@ def _fall_back(devices: Sequence[Device], fields: dict[str, Field]) -> None:
 def _numa_node(driver: Driver, board: Any) -> Field:
     node = driver.ask("nvmlDeviceGetNumaNodeId", board)
     return Field(value=None, reason="the driver reports no node (-1)") if node.value == -1 else node
+
+
+def _clock_event_reasons(driver: Driver, board: Any) -> Field:
+    # Drivers before 535 know them as throttle reasons.
+    reasons = driver.ask("nvmlDeviceGetCurrentClocksEventReasons", board, convert=hex)
+    if reasons.value is not None:
+        return reasons
+    older = driver.ask("nvmlDeviceGetCurrentClocksThrottleReasons", board, convert=hex)
+    return older if older.value is not None else reasons
+
+
+def _p2p_status(status: int) -> str:
+    return _P2P.get(status, str(status))
 
 
 def _cuda_version(number: int) -> str:
