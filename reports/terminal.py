@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from probes.text import printable
-from reports.info.verdict import KeyFigure, verdict_info
+from reports.info.keyfigures import KeyFigure
+from reports.info.verdict import verdict_info
 from reports.pages.page import Page
 from store.records import RunRecord
 

@@ -10,8 +10,8 @@ import plotly.graph_objects as go
 from reports.figures import theme
 from reports.figures.card import Card, Panel, plain, series_colour, traces
 from reports.info.comparison import ComparedRun, ComparisonInfo
+from reports.info.keyfigures import movement_noun
 from reports.info.table import Cell, Column, DataTable, table
-from reports.info.verdict import movement_noun
 from reports.info.words import change_with_interval, percent
 from store.records import Estimate, Ratio
 

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from probes.errors import InputError
-from reports.info.verdict import Outcome, loss_rise, outcome_of
+from reports.info.keyfigures import loss_rise
+from reports.info.verdict import Outcome, outcome_of
 from store.records import Estimate, Quality, Ratio, RunRecord
 
 RESAMPLES = 2000

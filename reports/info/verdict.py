@@ -7,10 +7,10 @@ from enum import StrEnum
 
 from probes.units import format_seconds, format_size
 from reports.info.advice import StepLimit, next_steps, step_limit
+from reports.info.keyfigures import NOTICEABLE_LOSS_RISE, KeyFigure, key_figures, loss_rise, movement_noun
 from reports.info.words import change, change_with_interval, number, percent, plural
 from store.records import Quality, Ratio, RunRecord, Workload
 
-NOTICEABLE_LOSS_RISE = 0.01
 FEW_PAIRS = 5
 
 
@@ -25,18 +25,6 @@ class Outcome(StrEnum):
     def tone(self) -> str:
         """How it is coloured: ``good``, ``bad`` or ``neutral``."""
         return {Outcome.FASTER: "good", Outcome.SLOWER: "bad", Outcome.NO_GAIN: "neutral"}[self]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeyFigure:
-    """One figure before and after, ready to read; ``tone`` is ``good``, ``bad`` or ``neutral``."""
-
-    label: str
-    before: str
-    after: str
-    change: str
-    interval: str
-    tone: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,7 +51,7 @@ def verdict_info(run: RunRecord) -> VerdictInfo:
         sentences=(_compared(run), _busiest(run), _times(run), _quality(run.quality), *_cautions(run), _limits(limit)),
         limit=limit,
         next_steps=next_steps(run, limit),
-        key_figures=_key_figures(run),
+        key_figures=key_figures(run),
     )
 
 
@@ -72,11 +60,6 @@ def outcome_of(gain: Ratio) -> Outcome:
     if not gain.outside_noise:
         return Outcome.NO_GAIN
     return Outcome.FASTER if gain.ratio < 1 else Outcome.SLOWER
-
-
-def loss_rise(quality: Quality) -> float:
-    """Rise of the held-out loss as a share of the baseline's."""
-    return quality.nll_policy / quality.nll_baseline - 1
 
 
 def _headline(outcome: Outcome, run: RunRecord) -> str:
@@ -105,11 +88,6 @@ def _one_sentence(outcome: Outcome, run: RunRecord) -> str:
         f"{format_seconds(run.with_policy.tpot_seconds.median)}, {change_with_interval(run.gain_tpot)}: {word}; "
         f"{movement_noun(run.tier)} of the busiest device {number(before)} → {number(after)} per step{quality}."
     )
-
-
-def movement_noun(tier: str) -> str:
-    """What a paid movement is called: a fetch from host or disk, or a read of device memory."""
-    return "expert reads" if tier == "device" else "expert fetches"
 
 
 def _compared(run: RunRecord) -> str:
@@ -191,46 +169,3 @@ def _limits(limit: StepLimit) -> str:
     if limit.part == "fetch_wait":
         return f"{text}; with no fetch at all a step would still take {format_seconds(limit.floor_seconds)}."
     return f"{text}; all remaining fetches together are {percent(limit.fetch_share)} of it."
-
-
-def _key_figures(run: RunRecord) -> tuple[KeyFigure, ...]:
-    def timed(label: str, before: float, after: float, gain: Ratio) -> KeyFigure:
-        interval = f"95 % interval {change(gain.ci95[0])} to {change(gain.ci95[1])}"
-        tone = "neutral" if not gain.outside_noise else "good" if gain.ratio < 1 else "bad"
-        return KeyFigure(
-            label=label,
-            before=format_seconds(before),
-            after=format_seconds(after),
-            change=change(gain.ratio),
-            interval=interval if gain.outside_noise else f"{interval}: inside the noise",
-            tone=tone,
-        )
-
-    baseline, policy = run.baseline, run.with_policy
-    before, after = baseline.max_device_misses_per_step, policy.max_device_misses_per_step
-    figures = [
-        timed("Time per output token", baseline.tpot_seconds.median, policy.tpot_seconds.median, run.gain_tpot),
-        timed("Time to first token", baseline.ttft_seconds.median, policy.ttft_seconds.median, run.gain_ttft),
-        KeyFigure(
-            label=f"Busiest device, {movement_noun(run.tier)} per step",
-            before=number(before),
-            after=number(after),
-            change=change(after / before) if before else "–",
-            interval=f"mean of {plural(policy.steps, 'decode step')}",
-            tone="good" if after < before else "bad" if after > before else "neutral",
-        ),
-    ]
-    if run.quality:
-        low, high = (bound / run.quality.nll_baseline for bound in run.quality.nll_difference_ci95)
-        figures.append(
-            KeyFigure(
-                label="Held-out loss, nats per token",
-                before=number(run.quality.nll_baseline, 4),
-                after=number(run.quality.nll_policy, 4),
-                change=percent(loss_rise(run.quality), signed=True),
-                interval=f"95 % interval {percent(low, signed=True)} to {percent(high, signed=True)}"
-                + (": inside the noise" if low <= 0 <= high else ""),
-                tone="bad" if low > 0 and loss_rise(run.quality) >= NOTICEABLE_LOSS_RISE else "neutral",
-            )
-        )
-    return tuple(figures)

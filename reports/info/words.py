@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from store.records import Estimate, Ratio
+from store.records import Ratio
 
 MINUS = "\N{MINUS SIGN}"
 
@@ -45,13 +45,6 @@ def change_with_interval(ratio: Ratio) -> str:
 def plural(count: int, noun: str) -> str:
     """``1 device``, ``4 devices``."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
-def relative_half_width(estimate: Estimate) -> float | None:
-    """Half the interval's width as a share of the median; None where the median is 0."""
-    if estimate.median == 0:
-        return None
-    return (estimate.ci95[1] - estimate.ci95[0]) / 2 / estimate.median
 
 
 def _decimals(size: float, digits: int) -> int:

@@ -8,8 +8,8 @@ from reports.figures.comparison import busiest_card, side_by_side_card, tpot_car
 from reports.figures.facts import verdicts_card
 from reports.figures.frontier import frontier_card, sweep_card
 from reports.info.comparison import ComparedRun, ComparisonInfo
+from reports.info.keyfigures import KeyFigure
 from reports.info.run import RunInfo
-from reports.info.verdict import KeyFigure
 from reports.info.words import change, change_with_interval, percent, plural
 from reports.pages.page import Page
 

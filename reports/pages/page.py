@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from reports.figures.card import Card, Section
-from reports.info.verdict import KeyFigure
+from reports.info.keyfigures import KeyFigure
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

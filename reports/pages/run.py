@@ -9,9 +9,11 @@ from reports.figures.costmodels import cost_models_card, cost_table_card
 from reports.figures.drift import drift_card
 from reports.figures.facts import condition_cards, quality_card, samples_card, totals_cards
 from reports.figures.heat import heat_card
-from reports.figures.timing import phases_card, predicted_card, series_card, step_card
+from reports.figures.steps import series_card, step_card
+from reports.figures.timing import phases_card, predicted_card
+from reports.info.keyfigures import movement_noun
 from reports.info.run import RunInfo
-from reports.info.verdict import Outcome, movement_noun
+from reports.info.verdict import Outcome
 from reports.pages.page import Page
 
 # The links that experts take, by where they are kept: shown first.

@@ -7,8 +7,8 @@ from reports.figures.card import Card, Section, paired
 from reports.figures.facts import fact_card
 from reports.figures.heat import heat_card
 from reports.figures.simulation import busiest_layers_card, front_card, gaps_card, passes_card
+from reports.info.keyfigures import KeyFigure, movement_noun
 from reports.info.simulation import SimulatedPass, SimulationInfo
-from reports.info.verdict import KeyFigure, movement_noun
 from reports.info.words import number, percent, plural
 from reports.pages.page import Page
 
