@@ -66,7 +66,7 @@ def make_tokens(
     ids = np.where(mask[:, None], ids, -1)
     check_ids(ids, num_experts)
     if scores is not None:
-        gates = np.where(ids >= 0, np.take_along_axis(scores, np.maximum(ids, 0), axis=1), 0.0)
+        gates = np.where(ids >= 0, scores[np.arange(rows)[:, None], ids], 0.0)
     elif gates is None:
         raise CaseError("scores are missing", hint="give scores, or topk_ids with their weights")
     else:
@@ -158,29 +158,39 @@ def check_top_k(top_k: int, num_experts: int) -> None:
 
 def check_ids(topk_ids_TK: Ints, num_experts: int) -> None:
     """Refuse ids below −1, beyond the experts, or twice in one token."""
-    for row, slot in np.argwhere((topk_ids_TK < -1) | (topk_ids_TK >= num_experts))[:1]:
+    if topk_ids_TK.size == 0:
+        return
+    if topk_ids_TK.min() < -1 or topk_ids_TK.max() >= num_experts:
+        row, slot = np.argwhere((topk_ids_TK < -1) | (topk_ids_TK >= num_experts))[0]
         raise CaseError(
             f"topk_ids, row {row}: {topk_ids_TK[row, slot]} is no expert",
             hint=f"ids go from 0 to {num_experts - 1}; -1 is an empty slot",
         )
     ordered = np.sort(topk_ids_TK, axis=1)
-    for row, slot in np.argwhere((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0))[:1]:
+    twice = (ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)
+    if twice.any():
+        row, slot = np.argwhere(twice)[0]
         raise CaseError(f"topk_ids, row {row}: expert {ordered[row, slot]} appears twice")
 
 
 def check_finite(name: str, values: Floats, rows: Bools) -> None:
     """Refuse a NaN or an infinity in a row that counts."""
-    for row, *column in np.argwhere(~np.isfinite(values) & _rows(rows, values))[:1]:
-        raise CaseError(f"{name}, {_where(row, column, values)}: {values[(row, *column)]} is not finite")
+    finite = np.isfinite(values)
+    if not finite.all():
+        _refuse_first(name, values, ~finite, rows, "is not finite")
 
 
 def _check_not_negative(name: str, values: Floats, rows: Bools) -> None:
-    for row, *column in np.argwhere((values < 0) & _rows(rows, values))[:1]:
-        raise CaseError(f"{name}, {_where(row, column, values)}: {values[(row, *column)]} is negative")
+    negative = values < 0
+    if negative.any():
+        _refuse_first(name, values, negative, rows, "is negative")
 
 
-def _rows(rows: Bools, values: Floats) -> Bools:
-    return rows.reshape(-1, *[1] * (values.ndim - 1))
+def _refuse_first(name: str, values: Floats, faulty: Bools, rows: Bools, problem: str) -> None:
+    """Raise for the first faulty value in a row that counts, if there is one."""
+    counted = faulty & rows.reshape(-1, *[1] * (values.ndim - 1))
+    for row, *column in np.argwhere(counted)[:1]:
+        raise CaseError(f"{name}, {_where(row, column, values)}: {values[(row, *column)]} {problem}")
 
 
 def _where(row: int, column: Sequence[int], values: Floats) -> str:

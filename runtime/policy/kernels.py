@@ -289,8 +289,7 @@ def decide_budget(
         device = device_N[order[at]]
         load_D[device] += paid_N[order[at]]
         sum_to[at] = load_D[device]
-    by_level = np.arange(count)
-    sort_by_importance(by_level, count, -sum_to)
+    by_level = np.argsort(sum_to, kind="mergesort")
     mean = paid_total / count if count > 0 else 0.0
 
     load_D[:] = 0
