@@ -1,10 +1,13 @@
 """Time of routing with the decision against routing without it, on one core, tensors in and tensors out.
 
 Run ``python benchmarks/decision.py`` (``--json`` for the figures alone). N = 256 experts, top-8, 8 devices. Each round
-times every contender once on the same batches, so that drift of the machine falls on all alike; medians are given, and
-ratios of medians. Contenders: torch's softmax → topk → renormalise; the same router compiled (with the shortcut that
-renormalised weights need no softmax over all experts); the router and ``caee`` in one compiled call, offloading
-(``cir``, half of the experts cached) and on-device (``score``); and ``caee`` in three stages, as the engine runs it.
+times every contender once on the same batches, so that drift of the machine falls on all alike. Times are the thread's
+own, since what other processes take does not count; medians are given, and ratios of medians. The contenders:
+
+- torch's softmax → topk → renormalise;
+- the same router compiled, with the shortcut that renormalised weights need no softmax over all experts;
+- the router and ``caee`` in one compiled call: offloading (``cir``, half of the experts cached), on-device (``score``);
+- ``caee`` in three stages after torch's softmax and topk, with its inputs checked.
 """
 
 from __future__ import annotations
@@ -103,10 +106,10 @@ def measure(tokens: int) -> dict[str, Any]:
     samples: dict[str, list[float]] = {name: [] for name in timed}
     for _ in range(WARMUP + ROUNDS):
         for name, call in timed.items():
-            start = time.perf_counter()
+            start = time.thread_time()
             for logits in batches:
                 call(logits)
-            samples[name].append((time.perf_counter() - start) / BATCHES * 1e6)
+            samples[name].append((time.thread_time() - start) / BATCHES * 1e6)
     figures = {}
     for name, values in samples.items():
         kept = sorted(values[WARMUP:])
