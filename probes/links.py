@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from probes.contention import contention
 from probes.errors import DeviceError
+from probes.limits import cpus_allowed
 from probes.plan import LinkPlan
 from probes.records import LinkKind, LinkMeasurement, LinkStatus
 from probes.sampling import Limits, Sweep, bandwidth, find_burst, sweep
@@ -19,6 +21,10 @@ GRANULARITY = 4096
 _DRAIN_SHARE = 0.25
 _DRAIN_WINDOWS = 24
 _DRAIN_BYTES = 8 << 20
+# A sample is taken anew, a few times at most, when its thread waited for a processor for more than this share of it.
+_WAITED_SHARE = 0.05
+_ATTEMPTS = 4
+_WORTH_A_WARNING = 0.1
 
 
 def measure_link(
@@ -72,15 +78,44 @@ def _sweep(
     progress: Callable[[float], None],
 ) -> Sweep:
     fitting = [size for size in sizes if size <= transfer.max_bytes]
+    # More ranks than processors wait for each other: that belongs to what is measured.
+    undisturbed = _Undisturbed(transfer, retry=len(plan.makers) <= cpus_allowed())
     if len(plan.makers) == 1:
-        return sweep(transfer.timed, fitting, limits, seed=seed, progress=progress)
-    with contention(plan.makers[1:], on_host=transfer.runs_on_host) as others:
+        swept = sweep(undisturbed.take, fitting, limits, seed=seed, progress=progress)
+    else:
+        with contention(plan.makers[1:], on_host=transfer.runs_on_host) as others:
 
-        def take(size_bytes: int) -> float:
-            others.set_size(size_bytes)
-            return transfer.timed(size_bytes)
+            def take(size_bytes: int) -> float:
+                others.set_size(size_bytes)
+                return undisturbed.take(size_bytes)
 
-        return sweep(take, fitting, limits, seed=seed, progress=progress)
+            swept = sweep(take, fitting, limits, seed=seed, progress=progress)
+    return replace(swept, warnings=(*undisturbed.warnings(), *swept.warnings))
+
+
+class _Undisturbed:
+    """Takes a sample anew when the processor was given to others meanwhile: that says nothing about the link."""
+
+    def __init__(self, transfer: Transfer, *, retry: bool) -> None:
+        self._transfer = transfer
+        self._attempts = _ATTEMPTS if retry else 1
+        self._taken = self._disturbed = 0
+
+    def take(self, size_bytes: int) -> float:
+        best = self._transfer.timed(size_bytes)
+        for _ in range(self._attempts - 1):
+            if best.waited <= _WAITED_SHARE:
+                break
+            self._disturbed += 1
+            best = min(best, self._transfer.timed(size_bytes), key=lambda timing: timing.waited)
+        self._taken += 1
+        return best.seconds
+
+    def warnings(self) -> tuple[str, ...]:
+        share = self._disturbed / max(self._taken, 1)
+        if share < _WORTH_A_WARNING:
+            return ()
+        return (f"other programs held the processor: {self._disturbed} samples were taken anew; close them",)
 
 
 def _drain(transfer: Transfer, seconds: float) -> float | None:

@@ -175,7 +175,7 @@ def _why_unstable(values: dict[int, list[float]], limits: Limits) -> str | None:
     if not wide:
         return None
     size, width = max(wide.items(), key=lambda item: item[1])
-    known = "too few samples" if math.isinf(width) else f"± {width:.0%}"
+    known = "too few samples" if math.isinf(width) else f"± {width:.0%}" if width < 1 else "± 100% and more"
     return (
         f"the medians of {len(wide)} of {len(values)} sizes are not known to ± {limits.relative_half_width:.0%} "
         f"(worst: {format_size(size)}, {known}); let the machine idle and probe again"

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 import time
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from probes.backend import Backend
 from probes.content import FileContent
 from probes.disk import ALIGNMENT, DirectFile, aligned_buffer
 from probes.errors import DeviceError
+from probes.waiting import WaitingTime
 
 # Copies of one sample that are timed together: a clock read costs as much as a small copy.
 _COPIES_PER_SAMPLE = 64
@@ -30,6 +31,13 @@ class BrokenTransferError(Exception):
     """Bytes arrived that were not sent."""
 
 
+class Timing(NamedTuple):
+    """Seconds of one transfer; ``waited``: the share of the timed span in which the thread had no processor."""
+
+    seconds: float
+    waited: float
+
+
 class Transfer(Protocol):
     """A way for bytes from one place to another, with its buffers.
 
@@ -41,8 +49,8 @@ class Transfer(Protocol):
     runs_on_host: bool
     notes: tuple[str, ...]
 
-    def timed(self, size_bytes: int) -> float:
-        """Seconds that one transfer took. Raises ``BrokenTransferError`` where the bytes did not arrive."""
+    def timed(self, size_bytes: int) -> Timing:
+        """Time one transfer. Raises ``BrokenTransferError`` where the bytes did not arrive."""
 
     def load(self, size_bytes: int) -> None:
         """The same transfer, neither timed nor verified."""
@@ -72,21 +80,26 @@ class CopyTransfer:
         self.max_bytes = source.numel() * self._ways
         self.runs_on_host = backend.device.type == "cpu"
         self.notes = notes
+        self._waiting = WaitingTime()
         _fill_random(source)
 
-    def timed(self, size_bytes: int) -> float:
+    def timed(self, size_bytes: int) -> Timing:
         chunk, copies, source, destination = self._next_regions(size_bytes)
         source.view(torch.int64)[::_STAMP_STRIDE] = random.getrandbits(62)
         pairs = list(zip(torch.split(destination, chunk), torch.split(source, chunk), strict=True))
         self._backend.synchronize()
         self._backend.hold()
+        waited = self._waiting.seconds()
         start = self._backend.record()
         for to, from_ in pairs:
             self._backend.copy(to, from_)
         end = self._backend.record()
         end.synchronize()
+        waited = self._waiting.seconds() - waited
         _verify(source, destination)
-        return self._backend.elapsed(start, end) / copies
+        seconds = self._backend.elapsed(start, end)
+        # A device copies on while the host waits for a processor.
+        return Timing(seconds / copies, waited / seconds if self.runs_on_host else 0.0)
 
     def load(self, size_bytes: int) -> None:
         chunk, _, source, destination = self._next_regions(size_bytes)
@@ -131,15 +144,18 @@ class DiskTransfer:
         self._random = random.Random(seed * 1000 + part)
         self.max_bytes = self._buffer.numel()
         self.notes = notes
+        self._waiting = WaitingTime()
 
-    def timed(self, size_bytes: int) -> float:
+    def timed(self, size_bytes: int) -> Timing:
         offset = self._next_offset(size_bytes)
+        waited = self._waiting.seconds()
         start = time.perf_counter()
         part = self._file.read_into(offset, size_bytes, self._buffer)
         seconds = time.perf_counter() - start
+        waited = self._waiting.seconds() - waited
         if not self._content.matches(offset, part.numpy()):
             raise BrokenTransferError(f"bytes {offset} to {offset + size_bytes} were read back wrong")
-        return seconds
+        return Timing(seconds, waited / seconds)
 
     def load(self, size_bytes: int) -> None:
         self._file.read_into(self._next_offset(size_bytes), size_bytes, self._buffer)

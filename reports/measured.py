@@ -49,9 +49,7 @@ def calibration_tables(calibration: Calibration) -> list[RenderableType]:
     return [
         table,
         *_lines(_groups(calibration.link_groups)),
-        *_lines(
-            f"{_name(model)}, {_together(model)}: {text}" for model in calibration.models for text in model.warnings
-        ),
+        *_lines(_remark(model, model.warnings) for model in calibration.models),
         *_lines(calibration.warnings),
     ]
 

@@ -21,7 +21,7 @@ from probes.records import Concurrency, Device, LinkKind, LinkMode, LinkStatus
 from probes.sampling import Limits
 from probes.scratch import ScratchFile, make_scratch
 from probes.simulated import SimulatedBackend, SimulatedLink
-from probes.transfers import BrokenTransferError, CopyTransfer, DiskTransfer
+from probes.transfers import BrokenTransferError, CopyTransfer, DiskTransfer, Timing
 
 SIZES = (4096, 65536, 1 << 20)
 MIB = 1 << 20
@@ -58,8 +58,8 @@ def test_a_simulated_link_is_measured_to_its_truth() -> None:
 
 def test_inside_one_memory_both_ways_count() -> None:
     backend = SimulatedBackend(link())
-    seconds = transfer(backend, read_and_write=True).timed(MIB)
-    assert seconds == pytest.approx(link().true_seconds(MIB // 2))
+    timing = transfer(backend, read_and_write=True).timed(MIB)
+    assert timing.seconds == pytest.approx(link().true_seconds(MIB // 2))
 
 
 @pytest.mark.parametrize("corrupt_copy", [0, 1, 70, 500])
@@ -82,6 +82,31 @@ def test_a_copy_that_never_happens_is_broken() -> None:
     backend = Idle(link())
     measured = measure_link(plan(lambda: transfer(backend)), SIZES, Limits(seconds=5.0))
     assert measured.status is LinkStatus.BROKEN
+
+
+def test_samples_that_waited_for_a_processor_are_taken_anew() -> None:
+    """Four of five transfers are interrupted and look five times as slow: more than a median can bear."""
+
+    class Disturbed(CopyTransfer):
+        calls = 0
+
+        def timed(self, size_bytes: int) -> Timing:
+            self.calls += 1
+            timing = super().timed(size_bytes)
+            return timing if self.calls % 5 == 0 else Timing(timing.seconds * 5, 0.8 - 0.1 * (self.calls % 5))
+
+    def make() -> CopyTransfer:
+        backend = SimulatedBackend(link())
+        return Disturbed(backend, backend.host_buffer(MIB, pinned=False), backend.device_buffer(MIB))
+
+    measured = measure_link(plan(make), SIZES, Limits(seconds=5.0, relative_half_width=0.01, max_samples=200))
+    assert any("taken anew" in warning for warning in measured.warnings)
+    undisturbed = [
+        seconds == pytest.approx(link().true_seconds(sample.size_bytes))
+        for sample in measured.samples
+        for seconds in sample.seconds
+    ]
+    assert sum(undisturbed) / len(undisturbed) > 0.5
 
 
 def test_memory_that_cannot_be_had_waives_the_link() -> None:
@@ -132,8 +157,8 @@ def test_the_others_follow_the_size_and_are_gone_afterwards(tmp_path: Path, on_h
         runs_on_host = True
         notes: tuple[str, ...] = ()
 
-        def timed(self, size_bytes: int) -> float:
-            return 0.0
+        def timed(self, size_bytes: int) -> Timing:
+            return Timing(0.0, 0.0)
 
         def load(self, size_bytes: int) -> None:
             with trail.open("a") as stream:
@@ -164,7 +189,7 @@ def test_the_disk_is_read_and_verified(scratch: ScratchFile) -> None:
     for file in (scratch.direct, scratch.buffered):
         if file is not None:
             reader = DiskTransfer(file, scratch.content, part=1, parts=2, seed=0)
-            assert all(reader.timed(size) > 0 for size in (4096, 65536, MIB) for _ in range(5))
+            assert all(reader.timed(size).seconds > 0 for size in (4096, 65536, MIB) for _ in range(5))
 
 
 def test_a_disk_that_returns_other_bytes_is_broken(tmp_path: Path) -> None:
@@ -258,6 +283,6 @@ def test_gpu_links_are_planned_through_the_same_code(
     assert {(LinkKind.HOST_TO_DEVICE, LinkMode.PINNED), (LinkKind.DEVICE_TO_HOST, LinkMode.PAGEABLE)} <= modes
     for planned in plans:
         if planned.makers and planned.kind is not LinkKind.DISK_TO_HOST:
-            assert planned.makers[0]().timed(65536) > 0
+            assert planned.makers[0]().timed(65536).seconds > 0
     alone = [plan for plan in plans if plan.concurrency is Concurrency.ALL and plan.waived]
     assert bool(alone) == (gpus == 1) or scratch.direct is None
