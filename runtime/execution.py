@@ -278,6 +278,7 @@ class ExpertExecution:
         timers = context.record.timers
         rows_RH = hidden_TH.new_zeros((ids_TK.size, hidden_TH.shape[-1]))
         groups = [plan.ready, *({r.expert: r.slot for r in wave} for wave in plan.waves)]
+        order_R = kernel.row_order(ids_TK)
         ticket = self._transfers.fetch(plan.waves[0]) if plan.waves else None
         for number, group in enumerate(groups):
             if number > 0 and ticket is not None:
@@ -285,7 +286,7 @@ class ExpertExecution:
                 ticket.wait()
                 timers.fetch_wait += time.perf_counter() - waited
             start = time.perf_counter()
-            kernel.rows(hidden_TH, ids_TK, group, rows_RH)
+            kernel.rows(hidden_TH, ids_TK, order_R, group, rows_RH)
             timers.experts += time.perf_counter() - start
             if 0 < number < len(plan.waves):
                 ticket = self._transfers.fetch(plan.waves[number])
@@ -331,28 +332,40 @@ class StockKernel:
         for name, parameter in pool.parameters.items():
             module._parameters[name] = parameter
 
-    def rows(self, hidden_TH: torch.Tensor, ids_TK: Ints, slot_of: dict[int, int], rows_RH: torch.Tensor) -> None:
+    def row_order(self, ids_TK: Ints) -> Ints:
+        """[R] the order in which the stock kernel takes an expert's rows, since a row's place among them shows in the
+        last bit of a matmul: slot by slot, or as torch sorts the ids, which moves equal ones about."""
+        if self._one_by_one:
+            return np.arange(ids_TK.size).reshape(ids_TK.shape).T.reshape(-1)
+        return _torch_argsort(ids_TK.reshape(-1))
+
+    def rows(
+        self, hidden_TH: torch.Tensor, ids_TK: Ints, order_R: Ints, slot_of: dict[int, int], rows_RH: torch.Tensor
+    ) -> None:
         """Fill ``rows_RH`` (row t·K + k) where expert ids_TK[t, k] is in ``slot_of``; unweighted outputs."""
         if not slot_of:
             return
         lookup = np.full(int(ids_TK.max(initial=0)) + 2, -1, np.int64)
         lookup[list(slot_of)] = list(slot_of.values())
-        slots_TK = lookup[ids_TK]  # id −1 wraps to the last entry, which is −1
-        if self._one_by_one:
-            at_k, at_t = np.nonzero(slots_TK.T >= 0)
-        else:
-            at_t, at_k = np.nonzero(slots_TK >= 0)
-        slots_P = slots_TK[at_t, at_k]
-        by_slot = slots_P.argsort(kind="stable")
-        at_t, at_k, slots_P = at_t[by_slot], at_k[by_slot], slots_P[by_slot]
+        slots_R = lookup[ids_TK.reshape(-1)]  # id −1 wraps to the last entry, which is −1
+        rows_P = order_R[slots_R[order_R] >= 0]
+        rows_P = rows_P[slots_R[rows_P].argsort(kind="stable")]
         device = hidden_TH.device
-        taken_PH = hidden_TH[torch.from_numpy(at_t).to(device)]
-        rows_RH[torch.from_numpy(at_t * ids_TK.shape[1] + at_k).to(device)] = self._outputs(taken_PH, slots_P)
+        taken_PH = hidden_TH[torch.from_numpy(rows_P // ids_TK.shape[1]).to(device)]
+        rows_RH[torch.from_numpy(rows_P).to(device)] = self._outputs(taken_PH, slots_R[rows_P])
 
     def _whole(self, taken_PH: torch.Tensor, slots_P: Ints) -> torch.Tensor:
         """Any family: the module's own forward, every (token, slot) as a token of its own with weight 1."""
+        # The grouped kernels sort by slot once more, which must find each slot's rows in the order that they have here.
+        place_P = np.arange(len(slots_P)) if self._one_by_one else _torch_argsort(slots_P)
+        place = torch.from_numpy(place_P).to(taken_PH.device)
         slots = torch.from_numpy(slots_P).to(taken_PH.device)
-        return self._forward(taken_PH, slots[:, None], taken_PH.new_ones((len(slots_P), 1)))
+        outputs_PH = self._forward(
+            torch.empty_like(taken_PH).index_copy_(0, place, taken_PH),
+            torch.empty_like(slots).index_copy_(0, place, slots)[:, None],
+            taken_PH.new_ones((len(slots_P), 1)),
+        )
+        return outputs_PH[place]
 
     def _loop(self, taken_PH: torch.Tensor, slots_P: Ints) -> torch.Tensor:
         """Plainly gated experts on a CPU, one after the other: the grouped kernel there walks through all slots, and
@@ -393,6 +406,12 @@ def _plainly_gated(module: torch.nn.Module, pool: SlotPool) -> bool:
         and set(pool.parameters) == {"gate_up_proj", "down_proj"}
         and all(parameter.device.type == "cpu" for parameter in pool.parameters.values())
     )
+
+
+def _torch_argsort(keys: Ints) -> Ints:
+    """``torch.sort`` of more than a few keys moves equal ones about, always in the same way."""
+    order: Ints = torch.sort(torch.from_numpy(keys))[1].numpy()
+    return order
 
 
 def _merge_weights(own_TK: Ints, routed: Routed, top_k_weights: torch.Tensor) -> torch.Tensor:

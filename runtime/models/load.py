@@ -17,6 +17,8 @@ import torch
 from probes.errors import CheckpointError
 from runtime.experts.index import ExpertIndex, TensorEntry
 
+CACHE_LINE_BYTES = 64
+
 
 @dataclass(slots=True, kw_only=True)
 class LoadedModel:
@@ -165,14 +167,27 @@ def _assign(model: Any, name: str, value: torch.Tensor, current: torch.Tensor, d
         )
     owner, _, leaf = name.rpartition(".")
     module = model.get_submodule(owner)
-    # The clone leaves the file's memory map, whose pages would otherwise be counted, and evicted, as page cache.
-    tensor = value.to(device=device, dtype=current.dtype, copy=True)
+    tensor = _copied(value, current.dtype, device)
     tensor._is_hf_initialized = True  # type: ignore[attr-defined]  # transformers' mark against initialising it again
     if leaf in module._parameters:
         # requires_grad as when transformers loads: torch folds a batched matmul otherwise, which changes the last bit.
         setattr(module, leaf, torch.nn.Parameter(tensor, requires_grad=tensor.is_floating_point()))
     else:
         module._buffers[leaf] = tensor
+
+
+def _copied(value: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A copy outside the file's memory map, whose pages would be counted, and evicted, as page cache.
+
+    On a CPU it lies in its cache lines as the mapped tensor does: transformers computes on that one, and how operands
+    lie shows in the last bit of a small matmul.
+    """
+    if device.type != "cpu" or value.dtype != dtype:
+        return value.to(device=device, dtype=dtype, copy=True)
+    size = value.numel() * value.element_size()
+    memory = torch.empty(size + 2 * CACHE_LINE_BYTES, dtype=torch.uint8)
+    start = (value.data_ptr() - memory.data_ptr()) % CACHE_LINE_BYTES
+    return memory[start : start + size].view(dtype).view(value.shape).copy_(value)
 
 
 def _persistent_buffers(model: Any) -> set[str]:
