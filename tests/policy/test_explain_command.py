@@ -118,12 +118,18 @@ def test_a_null_is_an_absent_key() -> None:
 
 
 def test_no_real_token_gives_empty_sets_and_zeros() -> None:
-    for document in ({**CASE, "scores": []}, {**CASE, "token_mask": [False, False]}):
-        for policy in ("router", "caee", "importance", "top-k:k0=1", "budget:price=1", "cache-prior:lambda=1"):
-            outcome = json.loads(explain("-", "--json", stdin=json.dumps({**document, "policy": policy})).stdout)
-            assert outcome["active"] == outcome["kept"] == outcome["pruned"] == []
-            assert outcome["f_before"] == outcome["f_after"] == outcome["removed_importance"] == 0
-            assert all(row == [-1, -1] for row in outcome["topk_ids"])
+    policies = ("router", "caee", "importance", "top-k:k0=1", "budget:price=1", "cache-prior:lambda=1")
+    documents = [
+        {**CASE, **emptied, "policy": policy}
+        for emptied in ({"scores": []}, {"token_mask": [False, False]})
+        for policy in policies
+    ]
+    outcomes = explain("-", "--json", stdin="\n".join(map(json.dumps, documents))).stdout.splitlines()
+    assert len(outcomes) == len(documents)
+    for outcome in map(json.loads, outcomes):
+        assert outcome["active"] == outcome["kept"] == outcome["pruned"] == []
+        assert outcome["f_before"] == outcome["f_after"] == outcome["removed_importance"] == 0
+        assert all(row == [-1, -1] for row in outcome["topk_ids"])
 
 
 def test_a_missing_file_and_a_damaged_one_are_clear_errors(tmp_path: Path) -> None:
