@@ -48,7 +48,10 @@ class LinkStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
-    """Repeated timings of moving ``size_bytes`` once, in the order they were taken."""
+    """Repeated timings of moving ``size_bytes`` once, in the order they were taken.
+
+    Bytes are counted by the link's convention: inside one memory, a copy of n bytes moves 2n (``read+write``).
+    """
 
     size_bytes: int
     seconds: tuple[float, ...]

@@ -145,6 +145,23 @@ def test_a_busy_moment_is_no_drift(measured: Probe, no_disk: Path) -> None:
     assert made > 300
 
 
+def test_a_throttled_disk_has_drifted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from probes.disk import DirectFile
+
+    healthy = probe(options(tmp_path), make_backend=simulated())
+    genuine = DirectFile.read_into
+
+    def throttled(file: DirectFile, offset: int, size_bytes: int, buffer: torch.Tensor) -> torch.Tensor:
+        time.sleep(0.01 + size_bytes / 200e6)
+        return genuine(file, offset, size_bytes, buffer)
+
+    monkeypatch.setattr(DirectFile, "read_into", throttled)
+    report = check(healthy, tmp_path, simulated())
+    drifted = {link.model.kind for link in report.links if link.drifted}
+    assert drifted == {LinkKind.DISK_TO_HOST}
+    assert "disk to host" in report.summary
+
+
 def test_another_machine_voids_the_models(measured: Probe, no_disk: Path) -> None:
     identity = {**measured.fingerprint.identity, "kernel": Field(value="0.0.1")}
     elsewhere = replace(measured, fingerprint=replace(measured.fingerprint, identity=identity))
