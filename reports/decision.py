@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from probes.units import format_seconds
+from runtime.policy.spec import POLICIES
 
 SHOWN_TOKENS = 32
 
@@ -18,8 +19,9 @@ def decision_tables(outcome: dict[str, Any]) -> list[RenderableType]:
     """Tables of what ``runtime.policy.case.explain_case`` returns, and a sentence for each pruned expert."""
     policy = outcome["policy"]
     written = ", ".join(f"{key}={value}" for key, value in policy.items() if key != "name")
+    about = POLICIES[policy["name"]]
     return [
-        Text(f"Policy {policy['name']} ({written})"),
+        Text(f"Policy {policy['name']} ({written}): {about.rule}. Source: {about.source}."),
         _figures(outcome),
         _devices(outcome),
         _tokens(outcome),

@@ -175,8 +175,13 @@ class MaxRank(TokenPolicy):
     """Cache-aware routing of public engines: the ``j`` best stay; each other slot, best first, takes the token's
     best-ranked resident expert within its top ``m`` that no other slot holds, else its own.
 
-    Ranks are by selection score; where only the router's choice was recorded, by its weights.
+    Ranks are by selection score; where only the router's choice was recorded, by its weights, and ``m`` ≤ K.
     """
+
+    def _check(self, tokens: Tokens) -> None:
+        refuse = tokens.scores_TN is None and int(self.spec.parameters["m"]) > tokens.topk_ids_TK.shape[1]
+        if refuse:
+            raise self._without_scores()
 
     def _choose_row(self, tokens: Tokens, q_TK: Ints, row: int, resident_N: Bools) -> dict[int, int]:
         ids = tokens.topk_ids_TK[row]

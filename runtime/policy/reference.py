@@ -74,10 +74,13 @@ class SetPolicy:
 
     def _check(self, tokens: Tokens) -> None:
         if self.needs_scores and tokens.scores_TN is None:
-            raise CaseError(
-                f"policy {self.spec.name} needs full scores, and only the chosen experts' weights are known",
-                hint="record a trace with full scores, or choose another policy",
-            )
+            raise self._without_scores()
+
+    def _without_scores(self) -> CaseError:
+        return CaseError(
+            f"policy {self.spec.name} needs full scores, and only the chosen experts' weights are known",
+            hint="record a trace with full scores, or choose another policy",
+        )
 
     def _marked(self, tokens: Tokens, q_TK: Ints) -> set[int]:
         """The union of the experts that the policy's per-token rule marks."""
