@@ -30,7 +30,7 @@ def compiled(function: Function) -> Function:
 
 def inlined(function: Function) -> Function:
     """``function`` compiled into every compiled caller: for small ones on a hot path."""
-    fast: Function = numba.njit(forceinline=True, error_model="numpy")(function)
+    fast: Function = numba.njit(inline="always", error_model="numpy")(function)
     return fast
 
 

@@ -5,13 +5,11 @@ The policies' own plain implementation is ``runtime.policy.reference``; both kee
 
 from __future__ import annotations
 
-import numpy as np
-
 from runtime.compile import compiled, inlined
 from runtime.policy import controller as pricing
-from runtime.policy.kernels import decide_budget, f_of
+from runtime.policy.kernels import decide_budget, f_of, sort_by_importance
 from runtime.policy.types import SHARE_UNIT
-from runtime.simulate.layerstep import Floats, LayerStep, Layout, Rule
+from runtime.simulate.layerstep import Floats, LayerStep, Layout, Rule, clear
 from runtime.simulate.prepare import Prepared
 
 # What is kept: all; each token's own slots; the marked experts; those, expanded where it costs nothing; those, and what
@@ -40,7 +38,8 @@ def keep_experts(
     The layer-step's active experts are ``first`` to ``last`` of the block's, its tokens' slots begin at ``place``.
     """
     if rule.keeps == ALL:
-        now.kept[: last - first] = True
+        for at in range(last - first):
+            now.kept[at] = True
         return 0, 0
     if rule.keeps == SLOTS:
         removed = _keep_slots(block, rule, now, moment, place, tokens)
@@ -48,17 +47,7 @@ def keep_experts(
             now.kept[at] = now.marked[block.active[first + at]] == moment
         return removed, 0
     _mark(block, rule, now, moment, place, tokens)
-    any_kept = False
-    for at in range(last - first):
-        expert = block.active[first + at]
-        if 0 <= rule.score <= block.importance[first + at]:
-            now.marked[expert] = moment
-        now.kept[at] = now.marked[expert] == moment
-        any_kept |= now.kept[at]
-    if not any_kept and last > first:
-        top = block.order[first]
-        now.kept[top] = True
-        now.marked[block.active[first + top]] = moment
+    _keep_marked(block, rule, now, moment, first, last)
     if rule.keeps == EXPANDED:
         _expand(block, layout, now, first, last)
     elif rule.keeps == PRICED:
@@ -85,6 +74,24 @@ def _mark(block: Prepared, rule: Rule, now: LayerStep, moment: int, place: int, 
 
 
 @inlined
+def _keep_marked(block: Prepared, rule: Rule, now: LayerStep, moment: int, first: int, last: int) -> None:
+    """What is marked, or important enough by rule ``score``; if that is nothing, the most important expert."""
+    top = first
+    any_kept = False
+    for at in range(first, last):
+        expert = block.active[at]
+        if 0 <= rule.score <= block.importance[at]:
+            now.marked[expert] = moment
+        now.kept[at - first] = now.marked[expert] == moment
+        any_kept |= now.kept[at - first]
+        if block.importance[at] > block.importance[top]:
+            top = at
+    if not any_kept and last > first:
+        now.kept[top - first] = True
+        now.marked[block.active[top]] = moment
+
+
+@inlined
 def _keep_slots(block: Prepared, rule: Rule, now: LayerStep, moment: int, place: int, tokens: int) -> int:
     """Token by token: the ``best`` slots, of those from ``ratio`` of the highest share on; returns what is lost."""
     removed = 0
@@ -105,23 +112,28 @@ def _keep_slots(block: Prepared, rule: Rule, now: LayerStep, moment: int, place:
 @inlined
 def _expand(block: Prepared, layout: Layout, now: LayerStep, first: int, last: int) -> None:
     """Cost-invariant expansion (arXiv:2606.29982, V-B): by importance, whatever does not raise F of the kept."""
-    now.load[:] = 0
+    clear(now.load)
     for at in range(last - first):
         if now.kept[at]:
             now.load[now.device[at]] += now.paid[at]
     base = f_of(now.load, layout.group_starts, layout.group_members, layout.group_factors)
-    for rank in range(first, last):
-        at = block.order[rank]
-        if now.kept[at]:
-            continue
+    candidates = 0
+    for at in range(last - first):
+        # What costs nothing always fits, and what does not fit at once never will: loads only grow.
+        if now.paid[at] == 0:
+            now.kept[at] = True
+        elif not now.kept[at] and now.load[now.device[at]] + now.paid[at] <= base:
+            now.order[candidates] = at
+            candidates += 1
+    sort_by_importance(now.order, candidates, block.importance[first:last])
+    for rank in range(candidates):
+        at = now.order[rank]
         device, paid = now.device[at], now.paid[at]
         now.load[device] += paid
-        fits = now.load[device] <= base
-        if fits and len(layout.group_factors):
-            fits = f_of(now.load, layout.group_starts, layout.group_members, layout.group_factors) <= base
-        if fits:
-            now.kept[at] = True
-        else:
+        now.kept[at] = now.load[device] <= base
+        if now.kept[at] and len(layout.group_factors):
+            now.kept[at] = f_of(now.load, layout.group_starts, layout.group_members, layout.group_factors) <= base
+        if not now.kept[at]:
             now.load[device] -= paid
 
 
@@ -133,12 +145,11 @@ def _keep_worthwhile(
     level, account, search_gain, mean_tokens = controller[0], controller[1], controller[2], controller[3]
     price = rule.price if rule.price >= 0 else _price(level, account, search_gain, mean_tokens)
     actives = last - first
-    kept = np.empty(actives, np.bool_)
     removed = decide_budget(
         block.importance[first:last],
         now.kept[:actives],
-        np.ones(actives, np.bool_),
-        ~now.absent[:actives],
+        now.active[:actives],
+        now.resident[:actives],
         now.device[:actives],
         now.paid[:actives],
         layout.group_starts,
@@ -146,9 +157,10 @@ def _keep_worthwhile(
         layout.group_factors,
         price,
         now.load,
-        kept,
+        now.chosen[:actives],
     )
-    now.kept[:actives] = kept
+    for at in range(actives):
+        now.kept[at] = now.chosen[at]
     if rule.price < 0 and tokens:
         observed = _observe(level, account, search_gain, mean_tokens, rule.epsilon, removed / SHARE_UNIT, tokens)
         controller[0], controller[1], controller[2], controller[3] = observed

@@ -11,7 +11,7 @@ from runtime.compile import compiled, inlined
 from runtime.policy.kernels import f_of
 from runtime.simulate.caches import Cache, fetch, start_step, use
 from runtime.simulate.keep import keep_experts
-from runtime.simulate.layerstep import Int64s, LayerStep, Layout, Rule, Totals, new_layer_step
+from runtime.simulate.layerstep import Int64s, LayerStep, Layout, Rule, Totals, clear, new_layer_step
 from runtime.simulate.prepare import Prepared
 
 MAX_MISSES, REMOVED, TOKENS, REROUTED, LAYER_STEPS, MOMENT = range(6)
@@ -61,7 +61,7 @@ def choose_copies(
     block: Prepared, layout: Layout, cache: Cache, now: LayerStep, layer: int, first: int, last: int
 ) -> None:
     """Each active expert on the replica that costs the least now (ties: a resident one, then the lower device)."""
-    now.misses_before[:] = 0
+    clear(now.misses_before)
     for place in range(last - first):
         base = (layer * layout.experts + block.active[first + place]) * layout.replicas
         best = base
@@ -78,7 +78,7 @@ def choose_copies(
                 best, best_absent, best_paid = copy, absent, paid
         now.copy[place] = best
         now.device[place] = layout.device[best]
-        now.absent[place] = best_absent
+        now.resident[place] = not best_absent
         now.paid[place] = best_paid
         if best_absent:
             now.misses_before[layout.device[best]] += 1
@@ -87,19 +87,19 @@ def choose_copies(
 @inlined
 def dispatch(layout: Layout, cache: Cache, now: LayerStep, moment: int, actives: int) -> None:
     """The kept experts are used, the absent ones are moved; caches change."""
-    now.misses[:] = 0
-    now.dispatched[:] = 0
+    clear(now.misses)
+    clear(now.dispatched)
     for place in range(actives):
         if now.kept[place]:
             now.dispatched[now.device[place]] += 1
-            if now.absent[place]:
+            if not now.resident[place]:
                 now.misses[now.device[place]] += 1
             if layout.offloading:
                 use(cache, now.copy[place], moment)
     if not layout.offloading:
         return
     for place in range(actives):
-        if now.kept[place] and now.absent[place]:
+        if now.kept[place] and not now.resident[place]:
             fetch(cache, now.device[place], now.copy[place], moment, layout.replicas)
 
 

@@ -66,15 +66,19 @@ class Totals(NamedTuple):
 
 class LayerStep(NamedTuple):
     """Scratch for one layer-step, by place in its list of active experts: the ``copy`` that would be used, its
-    ``device``, whether it is ``absent`` (a movement is due) and what is ``paid`` for it, and whether it is ``kept``.
-    ``marked``: by expert, the moment at which it was last marked. The rest by device."""
+    ``device``, whether it is ``resident`` and what is ``paid`` for moving it there, and whether it is ``kept``.
+    ``marked``: by expert, the moment at which it was last marked. ``order``, ``chosen``, ``active`` (all True): for
+    policies. The rest by device."""
 
     copy: Int64s
     device: Int64s
-    absent: Bools
+    resident: Bools
     paid: Int64s
     kept: Bools
     marked: Int64s
+    order: Int64s
+    chosen: Bools
+    active: Bools
     load: Int64s
     misses_before: Int64s
     misses: Int64s
@@ -92,8 +96,18 @@ def new_layer_step(layout: Layout) -> LayerStep:
         np.zeros(experts, np.int64),
         np.zeros(experts, np.bool_),
         np.full(experts, -1, np.int64),
+        np.zeros(experts, np.int64),
+        np.zeros(experts, np.bool_),
+        np.ones(experts, np.bool_),
         np.zeros(devices, np.int64),
         np.zeros(devices, np.int64),
         np.zeros(devices, np.int64),
         np.zeros(devices, np.int64),
     )
+
+
+@inlined
+def clear(values: Int64s) -> None:
+    """All to 0."""
+    for at in range(len(values)):
+        values[at] = 0

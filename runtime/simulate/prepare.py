@@ -17,13 +17,11 @@ import numpy.typing as npt
 from runtime.compile import compiled, inlined
 from runtime.policy.types import SHARE_UNIT
 
-Array = npt.NDArray[np.generic]
-
 
 class Prepared(NamedTuple):
     """``offsets``: [S + 1] rows by step. ``ids`` and ``shares``: [R·L·K] by layer-step, then token; a token's slots by
-    share descending (ties: lower id), empty ones (−1) last. ``active_start``: [S·L + 1] into the next three, [A]:
-    active experts by id, their importance, and places in that list by importance descending (ties: lower id).
+    share descending (ties: lower id), empty ones (−1) last. ``active_start``: [S·L + 1] into the next two, [A]: active
+    experts by id, and their importance.
     """
 
     steps: int
@@ -35,7 +33,6 @@ class Prepared(NamedTuple):
     active_start: npt.NDArray[np.int64]
     active: npt.NDArray[np.int16]
     importance: npt.NDArray[np.int64]
-    order: npt.NDArray[np.int16]
 
 
 @compiled
@@ -53,30 +50,27 @@ def prepare(
     ids = np.empty(rows * layers * slots, np.int16)
     shares = np.empty(rows * layers * slots, np.int32)
     active_start = np.zeros(steps * layers + 1, np.int64)
-    active = np.empty(rows * layers * slots, np.int16)
-    importance = np.empty(rows * layers * slots, np.int64)
-    order = np.empty(rows * layers * slots, np.int16)
+    active = np.empty(rows * layers * slots + 1, np.int16)
+    importance = np.empty(rows * layers * slots + 1, np.int64)
     sums = np.zeros(experts, np.int64)
     seen = np.zeros(experts, np.bool_)
     place = 0
     count = 0
     for step in range(steps):
         for layer in range(layers):
-            first = count
             for row in range(offsets[step], offsets[step + 1]):
                 chosen = _sort_slots(given_ids, given_gates, (row * layers + layer) * slots, slots, ids, shares, place)
                 for slot in range(place, place + chosen):
                     sums[ids[slot]] += shares[slot]
                     seen[ids[slot]] = True
                 place += slots
+            # Written for every expert, and left there for those seen: a branch here could not be predicted.
             for expert in range(experts):
-                if seen[expert]:
-                    active[count] = expert
-                    importance[count] = sums[expert]
-                    sums[expert] = 0
-                    seen[expert] = False
-                    count += 1
-            _sort_by_importance(importance, order, first, count)
+                active[count] = expert
+                importance[count] = sums[expert]
+                count += seen[expert]
+                sums[expert] = 0
+                seen[expert] = False
             active_start[step * layers + layer + 1] = count
     return Prepared(
         steps,
@@ -88,7 +82,6 @@ def prepare(
         active_start,
         active[:count].copy(),
         importance[:count].copy(),
-        order[:count].copy(),
     )
 
 
@@ -128,23 +121,3 @@ def _sort_slots(
         shares[at] = 0
         ids[at] = -1
     return chosen
-
-
-@inlined
-def _sort_by_importance(importance: npt.NDArray[np.int64], order: npt.NDArray[np.int16], first: int, last: int) -> None:
-    """Writes the places of ``first`` to ``last`` by importance descending, ties by place."""
-    if last - first <= 64:
-        # Counting who comes before whom needs no branch that cannot be predicted.
-        for at in range(first, last):
-            mine = importance[at]
-            rank = 0
-            for other in range(first, at):
-                rank += importance[other] >= mine
-            for other in range(at + 1, last):
-                rank += importance[other] > mine
-            order[first + rank] = at - first
-        return
-    # A stable sort of the negated leaves ties in their places.
-    by_importance = np.argsort(-importance[first:last], kind="mergesort")
-    for rank in range(last - first):
-        order[first + rank] = by_importance[rank]
