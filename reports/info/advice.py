@@ -9,7 +9,7 @@ from store.records import RunRecord, StepTimes
 STEP_PARTS = {
     "fetch_wait": "waiting for expert fetches",
     "experts": "expert compute",
-    "exchange": "exchange between devices",
+    "exchange": "exchange between devices, waiting for the slowest included",
     "decide": "the decision itself",
     "other": "dense compute and overhead",
 }
@@ -85,7 +85,9 @@ def _about_limit(run: RunRecord, limit: StepLimit) -> list[str]:
     if limit.part == "experts":
         return ["Expert compute takes longest now: faster expert kernels, or more devices, help more than pruning."]
     if limit.part == "exchange":
-        return ["Exchange takes longest now: fewer devices, or a faster link between them, help more than pruning."]
+        return [
+            "Devices wait for each other longest now: fewer devices, a quieter machine or a faster link help more than pruning."
+        ]
     if limit.part == "decide":
         return ["The decision takes longest now: fewer devices or layers per decision, or the compiled implementation."]
     return [

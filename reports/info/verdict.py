@@ -69,7 +69,11 @@ def _headline(outcome: Outcome, run: RunRecord) -> str:
     elif outcome is Outcome.SLOWER:
         text = f"Slower: {percent(gain.ratio - 1)} more time per output token"
     else:
-        text = f"No gain: the change in time per output token, {change(gain.ratio)}, is inside the noise"
+        low, high = (change(bound) for bound in gain.ci95)
+        text = (
+            f"No gain beyond the noise: time per output token changed by {change(gain.ratio)}, "
+            f"95 % interval {low} to {high}"
+        )
     if run.quality and loss_rise(run.quality) >= NOTICEABLE_LOSS_RISE:
         text += f"; held-out loss rises by {percent(loss_rise(run.quality))}"
     return f"{text}."

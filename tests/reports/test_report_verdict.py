@@ -44,7 +44,9 @@ def test_a_gain_says_how_much_and_how_sure(build: ModuleType) -> None:
 def test_no_gain_is_said_plainly(build: ModuleType) -> None:
     run = replace(build.make_run(), gain_tpot=Ratio(ratio=0.97, ci95=(0.93, 1.01)))
     verdict = verdict_info(run)
-    assert verdict.headline == "No gain: the change in time per output token, −3.0 %, is inside the noise."
+    assert verdict.headline == (
+        "No gain beyond the noise: time per output token changed by −3.0 %, 95 % interval −7.0 % to +1.0 %."
+    )
     assert "no gain, inside the noise" in verdict.one_sentence
     assert any("pairs" in step for step in verdict.next_steps)
     assert verdict.key_figures[0].tone == "neutral"
