@@ -86,7 +86,8 @@ def _about_limit(run: RunRecord, limit: StepLimit) -> list[str]:
         return ["Expert compute takes longest now: faster expert kernels, or more devices, help more than pruning."]
     if limit.part == "exchange":
         return [
-            "Devices wait for each other longest now: fewer devices, a quieter machine or a faster link help more than pruning."
+            "Devices wait for each other longest now: fewer devices, a quieter machine or a faster link between them "
+            "help more than pruning."
         ]
     if limit.part == "decide":
         return ["The decision takes longest now: fewer devices or layers per decision, or the compiled implementation."]
