@@ -46,6 +46,8 @@ def measure_link(
         return _result(plan, LinkStatus.BROKEN, reason=str(error))
     except DeviceError as error:
         return _result(plan, LinkStatus.WAIVED, reason=error.message)
+    if not taken.samples:
+        return _result(plan, LinkStatus.WAIVED, reason="no transfer was complete in the time allowed")
     rates = bandwidth(taken.samples)
     warnings = [*transfer.notes, *taken.warnings]
     burst_rate = burst if burst is not None and rates is not None and burst > rates.median else None
@@ -89,6 +91,8 @@ def _sweep(
                 others.set_size(size_bytes)
                 return undisturbed.take(size_bytes)
 
+            # Their start, buffers and all, is not part of the time for measuring.
+            others.set_size(fitting[0])
             swept = sweep(take, fitting, limits, seed=seed, progress=progress)
     return replace(swept, warnings=(*undisturbed.warnings(), *swept.warnings))
 
