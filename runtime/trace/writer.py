@@ -165,7 +165,12 @@ class _RowGroups:
         if self._writer is None:
             self._writer = pq.ParquetWriter(self._stream, self._schema, **encodings(chunk))
         table = to_table(chunk, self._schema)
-        self._writer.write_table(table, row_group_size=max(1, table.num_rows))
+        try:
+            self._writer.write_table(table, row_group_size=max(1, table.num_rows))
+        except OSError as error:
+            raise InputError(
+                f"cannot write the trace: {error}", hint="free some disk space, or write elsewhere"
+            ) from error
 
 
 def write_trace(

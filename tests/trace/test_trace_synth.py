@@ -20,7 +20,7 @@ from runtime.trace.profile import write_profile
 from runtime.trace.reader import TraceReader, read_trace
 from runtime.trace.records import LoadProfile, Phase, RoutingTrace, TraceMeta
 from runtime.trace.synth.calibrate import chosen, levels_for, noise_parts, repeat_curve
-from runtime.trace.synth.fit import LAGS, fit_rhythm, repeats, repeats_between_sequences, sorted_shares
+from runtime.trace.synth.fit import LAGS, fit_rhythm, repeats, repeats_between_sequences, share_spread, sorted_shares
 from runtime.trace.synth.synthesise import SynthOptions, synthesise
 from runtime.trace.writer import write_trace
 
@@ -52,7 +52,9 @@ def sticky_trace(sequences: int = 8, length: int = 200, stay: float = 0.2) -> Ro
                     ids[at, layer] = ids[at - 1, layer]
                 else:
                     ids[at, layer] = np.argsort(-(liking[layer] + rng.gumbel(size=12)))[:3]
-    gates = -np.sort(-rng.dirichlet([4, 2, 1], size=(len(ids), 2)), axis=2).astype(np.float32)
+    # Weights follow each expert's own favour, so that experts differ in their mean share.
+    gates = rng.gamma(2.0, 1.0, ids.shape) * np.exp(rng.normal(0, 0.6, (2, 12)))[[[0], [1]], ids]
+    gates = (gates / gates.sum(axis=2, keepdims=True)).astype(np.float32)
     meta = TraceMeta(model="sticky", num_experts=12, top_k=3, layer_numbers=(0, 1))
     number = np.repeat(np.arange(sequences, dtype=np.int32), length)
     names = tuple(map(str, range(sequences)))
@@ -160,6 +162,8 @@ def test_the_synthetic_trace_has_what_was_asked_for(tmp_path: Path) -> None:
     )
     # Choices persist: the targets are far from chance, so that the check above means something.
     assert told["repeat_probability"][0][0] > told["repeat_probability_between_sequences"][0] + 0.2
+    # How much experts differ in their mean share, within a fifth.
+    np.testing.assert_allclose(share_spread(trace), told["share_spread"], rtol=0.2, atol=0.02)
     # Shares: quantiles of highest ÷ lowest, which do not change with top-k, within 5 %.
     real, made = sorted_shares(like, 1 << 14), sorted_shares(trace, 1 << 14)
     for quantile in (0.1, 0.5, 0.9):

@@ -7,7 +7,6 @@ pass in some (github.com/KennethWang1221/vllm-expert-profiler, github.com/KaxitP
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,14 +27,11 @@ from runtime.trace.importers.formats import (
     weights_sum_to_one,
 )
 from runtime.trace.importers.streams import SourceFile
-from runtime.trace.records import MAX_EXPERTS, RoutingTrace, TraceMeta
+from runtime.trace.importers.vllm_lines import LoggedToken, routes, tokens_of
+from runtime.trace.records import RoutingTrace, TraceMeta
 
 _BATCH = 4096
-# A token whose layers are not all there after so many later tokens will not be completed.
-_MAX_PENDING = 1 << 20
 _META_KEYS = ("seed", "torch_version", "device")
-
-Route = tuple[str, int, int, list[int], list[float]]
 
 
 @dataclass(slots=True)
@@ -87,7 +83,7 @@ def _survey(path: Path) -> _Survey:
     survey = _Survey()
     last: dict[tuple[str, int], int] = {}
     with SourceFile(path) as source:
-        for number, route in _routes(source, survey):
+        for number, route in routes(source, survey.stated):
             request, token, layer, ids, weights = route
             survey.layers.add(layer)
             survey.requests.add(request)
@@ -125,9 +121,9 @@ def _chunks(
     path: Path, meta: TraceMeta, options: ImportOptions, by_step: bool, reading: Reading
 ) -> Iterator[RoutingTrace]:
     sequences = SequenceTable()
-    tokens: list[_Token] = []
+    tokens: list[LoggedToken] = []
     with SourceFile(path) as source:
-        for token in _tokens(source, meta):
+        for token in tokens_of(source, meta):
             tokens.append(token)
             if len(tokens) == _BATCH:
                 reading.fraction = source.fraction_read
@@ -137,49 +133,8 @@ def _chunks(
         yield _chunk(tokens, meta, options, by_step, sequences)
 
 
-@dataclass(slots=True)
-class _Token:
-    """One token as far as its layers have been seen. ``run``: how often its request's token_idx has restarted."""
-
-    request: str
-    run: int
-    index: int
-    missing: int
-    ids_LK: list[list[int]]
-    gates_LK: list[list[float]]
-
-
-def _tokens(source: SourceFile, meta: TraceMeta) -> Iterator[_Token]:
-    """Complete tokens in the order in which they first appear, whether the log goes by token or by layer."""
-    place = {number: index for index, number in enumerate(meta.layer_numbers)}
-    last: dict[tuple[str, int], tuple[int, int]] = {}
-    pending: dict[tuple[str, int, int], _Token] = {}
-    layers = meta.moe_layers
-    for _, (request, index, layer, ids, weights) in _routes(source, _Survey()):
-        run, before = last.get((request, layer), (0, -1))
-        run += index <= before
-        last[request, layer] = (run, index)
-        key = (request, run, index)
-        token = pending.get(key)
-        if token is None:
-            token = pending[key] = _Token(request, run, index, layers, [[]] * layers, [[]] * layers)
-        token.ids_LK[place[layer]], token.gates_LK[place[layer]] = ids, weights
-        token.missing -= 1
-        while pending and (head := next(iter(pending.values()))).missing == 0:
-            del pending[head.request, head.run, head.index]
-            yield head
-        if len(pending) > _MAX_PENDING:
-            break
-    if pending:
-        head = next(iter(pending.values()))
-        raise TraceError(
-            f"{source.path}: token {head.index} of request {head.request!r} lacks {head.missing} of {layers} layers",
-            hint="the log is cut off, or some layers were not logged for every token",
-        )
-
-
 def _chunk(
-    tokens: list[_Token], meta: TraceMeta, options: ImportOptions, by_step: bool, sequences: SequenceTable
+    tokens: list[LoggedToken], meta: TraceMeta, options: ImportOptions, by_step: bool, sequences: SequenceTable
 ) -> RoutingTrace:
     number = [sequences.number(f"{token.request}#{token.run}") for token in tokens]
     return new_chunk(
@@ -192,46 +147,6 @@ def _chunk(
         step=[token.run for token in tokens] if by_step else -1,
         phase=options.phase,
     )
-
-
-def _routes(source: SourceFile, survey: _Survey) -> Iterator[tuple[int, Route]]:
-    for number, line in source.lines():
-        try:
-            row = json.loads(line)
-            if row["type"] == "meta":
-                _merge_meta(survey, row, source.path, number)
-                continue
-            route = _route(row)
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
-            raise TraceError(
-                f"{source.path}, line {number}: not a route line ({type(error).__name__}: {error})",
-                hint="the file is cut off or damaged there",
-            ) from error
-        yield number, route
-
-
-def _route(row: dict[str, Any]) -> Route:
-    ids, weights = row["topk_ids"], row["topk_weights"]
-    token, layer = row["token_idx"], row["layer"]
-    if not ids or len(ids) != len(weights):
-        raise ValueError(f"{len(ids)} ids and {len(weights)} weights")
-    if not all(type(expert) is int and -1 <= expert <= MAX_EXPERTS for expert in ids):
-        raise ValueError(f"expert ids {ids}")
-    if not (type(token) is int and 0 <= token < 1 << 31 and type(layer) is int and 0 <= layer < 1 << 15):
-        raise ValueError(f"token_idx {token!r}, layer {layer!r}")
-    return str(row["req_id"]), token, layer, ids, [float(weight) for weight in weights]
-
-
-def _merge_meta(survey: _Survey, row: dict[str, Any], path: Path, number: int) -> None:
-    for key in ("model_id", "num_experts", "top_k"):
-        if key in survey.stated and row.get(key) != survey.stated[key]:
-            raise TraceError(
-                f"{path}, line {number}: {key} {row.get(key)!r} after {survey.stated[key]!r}: two models in one file",
-                hint="import each model's lines alone",
-            )
-        if key != "model_id" and type(row.get(key, 1)) is not int:
-            raise TypeError(f"{key} {row[key]!r}")
-    survey.stated.update(row)
 
 
 FORMAT = Format(

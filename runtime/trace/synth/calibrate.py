@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from runtime.trace.records import Bools, Float32s, Float64s, Int64s
+from runtime.trace.synth.fit import spread_of
 
 # ε has four parts: fresh at every token, decaying fast, decaying slowly, and lasting through a sequence. A single
 # decay misses what real traces show: a steep fall over the first tokens, then a long slope (gpt-oss-20b).
@@ -18,6 +19,7 @@ _SLOW_DECAYS = (0.95, 0.98, 0.99, 0.995)
 _DRAWS = 1024
 _ROUNDS = 8
 _CORRELATIONS = np.array([0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.97, 1.0])
+_OFFSET_SCALES = np.array([0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0])
 _NEVER = -1e3
 
 
@@ -69,6 +71,30 @@ def noise_parts(repeat_G: Float64s, lags: tuple[int, ...], curve: Float64s) -> t
             if error < best[0]:
                 best = (error, decays, variances / variances.sum())
     return best[1], best[2]
+
+
+def order_offsets(
+    level_N: Float32s, top_k: int, mean_share_K: Float64s, spread: float, rng: np.random.Generator
+) -> Float32s:
+    """[N] what is added to propensities when shares are handed out, so that experts' mean shares differ by ``spread``.
+
+    The offsets are random: an expert's mean share then depends little on how often it is chosen. Where the spread
+    cannot be reached, the offsets are those that come nearest.
+    """
+    from runtime.trace.synth.kernels import highest, order
+
+    experts = len(level_N)
+    propensity = level_N + rng.standard_normal((_DRAWS, experts), dtype=np.float32)
+    ids: Int64s = np.empty((_DRAWS, top_k), dtype=np.int64)
+    highest(propensity, ids)
+    direction = rng.standard_normal(experts).astype(np.float32)
+    shares = np.broadcast_to(mean_share_K, ids.shape)
+    reached = []
+    for scale in _OFFSET_SCALES:
+        order(propensity, np.float32(scale) * direction, ids)
+        reached.append(spread_of(ids, shares, experts))
+    scale = np.interp(spread, np.maximum.accumulate(reached), _OFFSET_SCALES)
+    return np.float32(scale) * direction
 
 
 def chosen(propensity_MN: Float32s, top_k: int) -> Bools:

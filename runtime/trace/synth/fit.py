@@ -15,6 +15,7 @@ from runtime.trace.records import (
     Bools,
     Float32s,
     Float64s,
+    Int16s,
     Int32s,
     Int64s,
     LoadProfile,
@@ -37,11 +38,13 @@ class Rhythm:
 
     ``persistence_GL``: chance-corrected probability that an expert that a token chose is chosen again ``LAGS`` tokens
     later in the same sequence: 0 as between tokens of different sequences, 1 always. ``shares_LMK``: M tokens' shares
-    of the gate weights, highest first. ``lengths_S``: decode tokens of each sequence. ``tokens``: how many were used.
+    of the gate weights, highest first. ``spread_L``: how much experts differ in the mean share that they get.
+    ``lengths_S``: decode tokens of each sequence. ``tokens``: how many were used.
     """
 
     persistence_GL: Float64s
     shares_LMK: Float32s
+    spread_L: Float64s
     lengths_S: Int64s
     counts_LN: Float64s
     tokens: int
@@ -62,6 +65,7 @@ def fit_rhythm(source: TraceSource | LoadProfile) -> Rhythm:
     return Rhythm(
         persistence_GL=_persistence(trace, chosen_TLN),
         shares_LMK=sorted_shares(trace, MAX_SHARES),
+        spread_L=share_spread(trace),
         lengths_S=lengths_S[lengths_S > 0],
         counts_LN=chosen_TLN.sum(axis=0, dtype=np.float64),
         tokens=trace.tokens,
@@ -84,6 +88,25 @@ def sorted_shares(trace: RoutingTrace, limit: int) -> Float32s:
     gates = np.maximum(trace.gates_TLK[taken], _SMALLEST_SHARE)
     shares = -np.sort(-gates / gates.sum(axis=2, keepdims=True), axis=2)
     return np.ascontiguousarray(shares.transpose(1, 0, 2), dtype=np.float32)
+
+
+def share_spread(trace: RoutingTrace) -> Float64s:
+    """[L] standard deviation of the experts' mean shares, weighted by their choices, in units of 1/k."""
+    gates = trace.gates_TLK.astype(np.float64)
+    shares_TLK = gates / np.maximum(gates.sum(axis=2, keepdims=True), _SMALLEST_SHARE)
+    experts = trace.meta.num_experts
+    return np.array(
+        [spread_of(trace.ids_TLK[:, layer], shares_TLK[:, layer], experts) for layer in range(trace.meta.moe_layers)]
+    )
+
+
+def spread_of(ids_TK: Int16s | Int64s, shares_TK: Float64s, experts: int) -> float:
+    """``share_spread`` of one layer."""
+    used = ids_TK >= 0
+    choices = np.bincount(ids_TK[used], minlength=experts)
+    mean = np.bincount(ids_TK[used], weights=shares_TK[used], minlength=experts) / np.maximum(choices, 1)
+    overall = np.average(mean, weights=choices)
+    return float(np.sqrt(np.average((mean - overall) ** 2, weights=choices)) * ids_TK.shape[1])
 
 
 def _tokens_to_fit(source: TraceSource) -> RoutingTrace:

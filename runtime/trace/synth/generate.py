@@ -24,10 +24,11 @@ class LatentModel:
     """``levels_LN``: what a token adds its noise to. ``decays_LA``, ``variances_LA``: of the parts of that noise.
 
     The last part has decay 1: it stays through a sequence. ``shares_LMK``: pools of share vectors, highest first, from
-    which each token draws one per layer.
+    which each token draws one per layer; they go to the chosen experts in the order of propensity + ``offsets_LN``.
     """
 
     levels_LN: Float32s
+    offsets_LN: Float32s
     decays_LA: Float64s
     variances_LA: Float64s
     shares_LMK: Float32s
@@ -112,6 +113,7 @@ class _Walk:
         self._top_k = top_k
         self._shares = model.shares_LMK
         deviations = np.sqrt(model.variances_LA).astype(np.float32)
+        self._offsets = model.offsets_LN
         self._decays = model.decays_LA[:, :-1].astype(np.float32)
         self._weights = deviations[:, :-1]
         self._levels = model.levels_LN + deviations[:, -1:] * lasting_LN
@@ -127,8 +129,7 @@ class _Walk:
         gates = np.empty((layers, tokens, self._top_k), dtype=np.float32)
         for layer in range(layers):
             noise = self._rng.standard_normal((tokens, PARTS - 1, experts), dtype=np.float32)
-            choose(
-                self._levels[layer], self._weights[layer], self._decays[layer], self._states[layer], noise, ids[layer]
-            )
+            model = (self._levels[layer], self._offsets[layer], self._weights[layer], self._decays[layer])
+            choose(*model, self._states[layer], noise, ids[layer])
             gates[layer] = self._shares[layer][self._rng.integers(0, self._shares.shape[1], tokens)]
         return ids.transpose(1, 0, 2), gates.transpose(1, 0, 2)

@@ -9,8 +9,10 @@ from numba import njit
 
 
 @njit(cache=True)
-def choose(level_N, weights, decays, states_AN, noise_TAN, ids_TK):  # type: ignore[no-untyped-def]  # compiled
-    """Run the latent propensities of one layer over T tokens and write each token's K highest, best first.
+def choose(level_N, offset_N, weights, decays, states_AN, noise_TAN, ids_TK):  # type: ignore[no-untyped-def]  # compiled
+    """Run the latent propensities of one layer over T tokens and write each token's K highest.
+
+    They are ordered by propensity + ``offset_N``, highest first, as shares will be handed out.
 
     Propensity = ``level_N`` + Σ_a ``weights[a]`` · state a, where state a goes on as decay·state + √(1−decay²)·noise.
     ``states_AN`` is carried from call to call.
@@ -31,6 +33,29 @@ def choose(level_N, weights, decays, states_AN, noise_TAN, ids_TK):  # type: ign
                 states_AN[a, e] = state
                 propensity[e] += weight * state
         _highest(propensity, best, ids_TK[t])
+        _order(propensity, offset_N, best, ids_TK[t])
+
+
+@njit(cache=True)
+def order(propensity_MN, offset_N, ids_MK):  # type: ignore[no-untyped-def]  # compiled
+    """Order each row's ids by propensity + ``offset_N``, highest first."""
+    best = np.empty(ids_MK.shape[1], dtype=np.float32)
+    for m in range(len(propensity_MN)):
+        _order(propensity_MN[m], offset_N, best, ids_MK[m])
+
+
+@njit(cache=True)
+def _order(propensity_N, offset_N, key_K, ids_K):  # type: ignore[no-untyped-def]  # compiled
+    for slot in range(len(ids_K)):
+        expert = ids_K[slot]
+        key = propensity_N[expert] + offset_N[expert]
+        place = slot
+        while place > 0 and key > key_K[place - 1]:
+            key_K[place] = key_K[place - 1]
+            ids_K[place] = ids_K[place - 1]
+            place -= 1
+        key_K[place] = key
+        ids_K[place] = expert
 
 
 @njit(cache=True)

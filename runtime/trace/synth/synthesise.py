@@ -17,10 +17,10 @@ from probes.errors import TraceError, UsageError
 from runtime.trace.importers.detect import detect_and_open
 from runtime.trace.importers.formats import ImportOptions
 from runtime.trace.records import Float32s, Float64s, Int64s, LoadProfile, TraceMeta, TraceSource
-from runtime.trace.synth.calibrate import levels_for, noise_parts, repeat_curve
+from runtime.trace.synth.calibrate import levels_for, noise_parts, order_offsets, repeat_curve
 from runtime.trace.synth.fit import LAGS, Rhythm, fit_rhythm
 from runtime.trace.synth.generate import LatentModel, SyntheticTrace
-from runtime.trace.tally import Tally
+from runtime.trace.synth.loads import counts_of, loads_of, same_depth
 from runtime.trace.writer import write_trace
 
 
@@ -51,15 +51,23 @@ def synthesise(
     rhythm = fit_rhythm(like)
     rng = np.random.default_rng(options.seed)
     top_k = _top_k(options, profile, like)
-    chance_LN, numbers = _chances(rhythm, like, profile, options, top_k, rng)
+    source = like if profile is None else profile
+    loads = loads_of(
+        rhythm.counts_LN if profile is None else counts_of(profile),
+        source.meta.layer_numbers,
+        layers=options.layers,
+        experts=options.num_experts,
+        top_k=top_k,
+        rng=rng,
+    )
     lengths = _lengths(rhythm.lengths_S, options, rng)
-    model, targets = _calibrated(np.stack([_at_most_one(row, top_k) for row in chance_LN]), top_k, rhythm, rng)
+    model, targets = _calibrated(loads.chance_LN, top_k, rhythm, rng)
     profile_meta = like.meta if profile is None else profile.meta
     meta = TraceMeta(
         model=options.model or (None if profile is None else profile_meta.model),
-        num_experts=chance_LN.shape[1],
+        num_experts=loads.chance_LN.shape[1],
         top_k=top_k,
-        layer_numbers=numbers,
+        layer_numbers=loads.layer_numbers,
         normalised=True,
         engine="caee trace synth",
         parameters={
@@ -73,7 +81,8 @@ def synthesise(
             }
         },
     )
-    return SyntheticTrace(meta, model, lengths, options.seed + 1, notes=_capped(chance_LN))
+    capped = f"{loads.capped} expert loads above one choice per token were capped: is top-k right?"
+    return SyntheticTrace(meta, model, lengths, options.seed + 1, notes=(capped,) if loads.capped else ())
 
 
 def _calibrated(
@@ -81,84 +90,30 @@ def _calibrated(
 ) -> tuple[LatentModel, dict[str, Any]]:
     layers = len(chance_LN)
     by_chance_L = np.square(chance_LN).sum(axis=1) / top_k
-    depth = _same_depth(layers, rhythm.persistence_GL.shape[1])
+    depth = same_depth(layers, rhythm.persistence_GL.shape[1])
     repeat_GL = by_chance_L + rhythm.persistence_GL[:, depth] * (1.0 - by_chance_L)
-    levels, parts = [], []
+    shares_LMK = _rounded(_stretched(rhythm.shares_LMK, top_k))[depth]
+    levels, offsets, parts = [], [], []
     for layer in range(layers):
         level_N = levels_for(chance_LN[layer], top_k, rng)
         levels.append(level_N)
+        mean_share_K = shares_LMK[layer].mean(axis=0, dtype=np.float64)
+        offsets.append(order_offsets(level_N, top_k, mean_share_K, float(rhythm.spread_L[depth[layer]]), rng))
         parts.append(noise_parts(repeat_GL[:, layer], LAGS, repeat_curve(level_N, top_k, rng)))
     model = LatentModel(
         levels_LN=np.stack(levels),
+        offsets_LN=np.stack(offsets),
         decays_LA=np.stack([decays for decays, _ in parts]),
         variances_LA=np.stack([variances for _, variances in parts]),
-        shares_LMK=_rounded(_stretched(rhythm.shares_LMK, top_k))[depth],
+        shares_LMK=shares_LMK,
     )
     targets = {
         "lags": list(LAGS),
         "repeat_probability": repeat_GL.T.round(6).tolist(),
         "repeat_probability_between_sequences": by_chance_L.round(6).tolist(),
+        "share_spread": rhythm.spread_L[depth].round(6).tolist(),
     }
     return model, targets
-
-
-def _chances(
-    rhythm: Rhythm,
-    like: TraceSource | LoadProfile,
-    profile: TraceSource | LoadProfile | None,
-    options: SynthOptions,
-    top_k: int,
-    rng: np.random.Generator,
-) -> tuple[Float64s, tuple[int, ...]]:
-    """[L, N] mean choices of the expert per token (Σ over a layer = top_k), and the layers' numbers."""
-    source = like if profile is None else profile
-    counts = rhythm.counts_LN if profile is None else _counts(profile)
-    numbers = source.meta.layer_numbers
-    if options.layers is not None and options.layers != len(counts):
-        counts = counts[_same_depth(options.layers, len(counts))]
-        numbers = tuple(range(options.layers))
-    if options.num_experts is not None and options.num_experts != counts.shape[1]:
-        counts = _other_width(counts, options.num_experts, rng)
-    if top_k > counts.shape[1]:
-        raise UsageError(f"--top-k {top_k} is more than the {counts.shape[1]} experts")
-    if (np.count_nonzero(counts, axis=1) < top_k).any():
-        layer = int(np.argmin(np.count_nonzero(counts, axis=1)))
-        raise TraceError(f"layer {numbers[layer]} of the profile uses fewer than top-k = {top_k} experts")
-    return top_k * counts / counts.sum(axis=1, keepdims=True), numbers
-
-
-def _counts(profile: TraceSource | LoadProfile) -> Float64s:
-    if isinstance(profile, LoadProfile):
-        return profile.counts_LN
-    tally = Tally(profile.meta, np.zeros(profile.meta.num_experts, dtype=np.int64), 1)
-    tally.add_all(profile.chunks())
-    counts: Float64s = tally.counts_LN.astype(np.float64)
-    return counts
-
-
-def _at_most_one(chance_N: Float64s, top_k: int) -> Float64s:
-    """A token chooses an expert once at most: what is above 1 goes to the others in proportion."""
-    chance = chance_N.copy()
-    for _ in range(top_k):
-        full = chance >= 1.0
-        if not (chance > 1.0).any():
-            break
-        rest = chance[~full].sum()
-        chance = np.where(full, 1.0, chance * (top_k - full.sum()) / rest if rest else chance)
-    return np.minimum(chance, 1.0)
-
-
-def _capped(chance_LN: Float64s) -> tuple[str, ...]:
-    capped = int((chance_LN > 1.0 + 1e-9).sum())
-    return (f"{capped} expert loads above one choice per token were capped: is top-k right?",) if capped else ()
-
-
-def _other_width(counts_LN: Float64s, experts: int, rng: np.random.Generator) -> Float64s:
-    """The layers' popularity curves (sorted counts) read at another number of experts, in random order."""
-    place = (np.arange(experts) + 0.5) / experts
-    known = (np.arange(counts_LN.shape[1]) + 0.5) / counts_LN.shape[1]
-    curves = [np.interp(place, known, np.sort(row)) for row in counts_LN]
-    return np.stack([rng.permutation(curve) for curve in curves])
 
 
 def _stretched(shares_LMK: Float32s, top_k: int) -> Float32s:
@@ -182,11 +137,6 @@ def _rounded(shares: Float32s) -> Float32s:
     """To the nearest bfloat16, as engines compute gate weights: such a trace's file is less than half as large."""
     bits = shares.view(np.uint32)
     return ((bits + 0x7FFF + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)).astype(np.uint32).view(np.float32)
-
-
-def _same_depth(layers: int, known: int) -> Int64s:
-    """For each of ``layers`` layers, the one of ``known`` layers at the same relative depth."""
-    return np.rint(np.linspace(0, known - 1, layers)).astype(np.int64)
 
 
 def _lengths(known_S: Int64s, options: SynthOptions, rng: np.random.Generator) -> Int64s:
