@@ -1,0 +1,80 @@
+"""How many bytes a matrix of weights takes in a checkpoint, by the quantisation that its config states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from probes.errors import CheckpointError
+
+_DTYPE_BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "float8_e4m3fn": 8, "float8_e5m2": 8}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Storage:
+    """``bits`` a weight. A scale of ``scale_bytes`` stands for each block of ``block`` rows × columns, None: no scales;
+    a block of 0 rows or columns spans all of them."""
+
+    name: str
+    bits: int
+    block: tuple[int, int] | None = None
+    scale_bytes: int = 0
+
+    def matrix_bytes(self, rows: int, columns: int) -> int:
+        """Bytes of one matrix, its scales included."""
+        weights = -(-rows * columns * self.bits // 8)
+        if self.block is None:
+            return weights
+        down, across = (side or span for side, span in zip(self.block, (rows, columns), strict=True))
+        return weights + -(-rows // down) * -(-columns // across) * self.scale_bytes
+
+
+def storage_of(config: Mapping[str, Any], text: Mapping[str, Any]) -> Storage:
+    """How ``config``, whose language model is ``text``, stores the routed experts. Raises ``CheckpointError``."""
+    if text.get("expert_dtype") == "fp4":
+        return Storage(name="mxfp4", bits=4, block=(1, 32), scale_bytes=1)
+    quantisation = text.get("quantization_config") or config.get("quantization_config")
+    if not isinstance(quantisation, dict):
+        return _plain(text.get("torch_dtype") or text.get("dtype") or config.get("torch_dtype") or config.get("dtype"))
+    method = str(quantisation.get("quant_method"))
+    if method == "mxfp4":
+        return Storage(name=method, bits=4, block=(1, 32), scale_bytes=1)
+    if method == "fp8":
+        rows, columns = quantisation.get("weight_block_size") or (0, 0)
+        return Storage(name=method, bits=8, block=(int(rows), int(columns)), scale_bytes=4)
+    if method in ("gptq", "awq"):
+        # A scale in float16 and a zero point of the weights' own width for each group.
+        bits, group = int(quantisation["bits"]), int(quantisation["group_size"])
+        return Storage(name=method, bits=bits, block=(1, max(group, 0)), scale_bytes=2 + -(-bits // 8))
+    if method == "compressed-tensors":
+        return _compressed_tensors(quantisation)
+    if method == "modelopt" and "NVFP4" in str(quantisation.get("quant_algo")).upper():
+        return Storage(name="nvfp4", bits=4, block=(1, 16), scale_bytes=1)
+    raise CheckpointError(
+        f"the config's quantisation {method!r} is not known", hint="give the experts' size with --expert-bytes"
+    )
+
+
+def _plain(dtype: object) -> Storage:
+    # A config without a dtype is of a model that is published in bfloat16.
+    name = str(dtype or "bfloat16").removeprefix("torch.")
+    if name not in _DTYPE_BITS:
+        raise CheckpointError(f"the config's dtype {name!r} is not known", hint="give --expert-bytes")
+    return Storage(name=name, bits=_DTYPE_BITS[name])
+
+
+def _compressed_tensors(quantisation: Mapping[str, Any]) -> Storage:
+    try:
+        (weights, *_) = [group["weights"] for group in quantisation["config_groups"].values()]
+        group = weights.get("group_size") if weights.get("strategy") == "group" else 0
+        return Storage(
+            name=f"{weights['type']}{weights['num_bits']}",
+            bits=int(weights["num_bits"]),
+            block=(1, int(group or 0)),
+            scale_bytes=2,
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CheckpointError(
+            f"the config's compressed-tensors groups cannot be read: {error}", hint="give --expert-bytes"
+        ) from error
