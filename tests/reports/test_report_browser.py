@@ -259,6 +259,7 @@ def test_dark_follows_the_system_and_the_button(chromium: Any, pages: dict[str, 
         assert opened.tab.evaluate("document.documentElement.dataset.theme") == "light"
         opened.tab.emulate_media(media="print")
         assert not opened.tab.locator(".top").is_visible()
+        assert not opened.tab.locator(".actions").first.is_visible()
         assert opened.heard == []
 
 
