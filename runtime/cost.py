@@ -53,9 +53,12 @@ def cost_table(calibration: Calibration, tier: str, devices: Sequence[str], expe
     seconds = []
     kinds: set[LinkKind] = set()
     for device in devices:
-        path = _PATHS[tier, "cpu" if device.startswith("cpu") else "gpu"]
+        on_cpu = device.startswith("cpu")
+        path = _PATHS[tier, "cpu" if on_cpu else "gpu"]
         kinds.update(path)
-        seconds.append(sum(_model(calibration, kind, device).seconds(expert_bytes) for kind in path))
+        # Within host memory a fetch is a copy, and the link's bytes count reading and writing; running an expert reads.
+        moved = 2 * expert_bytes if on_cpu and tier == "host" else expert_bytes
+        seconds.append(sum(_model(calibration, kind, device).seconds(moved) for kind in path))
     return CostTable(seconds_per_expert=tuple(seconds), groups=_groups(calibration, kinds, devices))
 
 
