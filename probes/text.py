@@ -6,3 +6,9 @@ from __future__ import annotations
 def printable(text: str) -> str:
     """``text`` with control sequences shown, not obeyed; line breaks and tabs stay."""
     return "".join(letter if letter.isprintable() or letter in "\n\t" else repr(letter)[1:-1] for letter in text)
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, or its kind where it has none."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

@@ -29,6 +29,13 @@ class Phases:
     decode: Policy
 
 
+class KeyValues:
+    """A model's own key-value cache, which it makes itself at the first step: families differ in its kind."""
+
+    def __init__(self) -> None:
+        self.value: Any = None
+
+
 class LockstepModel:
     """A causal language model with its key-value cache, advanced one step for a whole batch at a time."""
 
@@ -41,17 +48,15 @@ class LockstepModel:
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"
         self._trims_logits = "logits_to_keep" in parameters
 
-    def begin(self) -> Any:
+    def begin(self) -> KeyValues:
         """An empty key-value cache."""
-        from transformers import DynamicCache
-
-        return DynamicCache()
+        return KeyValues()
 
     def step(
         self,
         input_ids_BS: torch.Tensor,
         attention_mask: torch.Tensor,
-        key_values: Any,
+        key_values: KeyValues,
         policy: Policy,
         *,
         prefill: bool,
@@ -63,12 +68,13 @@ class LockstepModel:
         context = StepContext(real, policy, prefill=prefill, bypass_cache=bypass_cache)
         self._execution.start_step(context)
         positions = (attention_mask.cumsum(1) - 1).clamp(min=0)[:, -new:]
-        arguments: dict[str, Any] = {self._cache_name: key_values, "use_cache": True}
+        arguments: dict[str, Any] = {self._cache_name: key_values.value, "use_cache": True}
         if self._trims_logits:
             arguments["logits_to_keep"] = 1
         start = time.perf_counter()
         output = self._model(input_ids=input_ids_BS, attention_mask=attention_mask, position_ids=positions, **arguments)
         logits: torch.Tensor = output.logits[:, -1]
+        key_values.value = output[self._cache_name]
         context.record.seconds = time.perf_counter() - start
         return logits, context.record
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from probes.errors import CheckpointError, UsageError
 from probes.records import Calibration, Device
+from probes.text import first_line
 from runtime.policy.types import PolicySpec
 
 TIERS = ("device", "host", "disk")
@@ -108,7 +109,7 @@ def _download(name: str) -> Path:
         return Path(snapshot_download(name, allow_patterns=patterns))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise CheckpointError(
-            f"{name} is neither a local folder nor a model that can be downloaded: {str(error).splitlines()[0]}",
+            f"{name} is neither a local folder nor a model that can be downloaded: {first_line(error)}",
             hint="check the name, or download the model elsewhere and give its folder",
         ) from error
 

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from probes.errors import RunError
+from probes.text import first_line
 from runtime.policy.types import Ints
 
 JOIN_TIMEOUT = datetime.timedelta(seconds=25)
@@ -85,7 +86,7 @@ def join(device_kind: str) -> Ranks:
         dist.init_process_group(backend, timeout=JOIN_TIMEOUT)
     except (RuntimeError, ValueError, dist.DistError) as error:
         raise RunError(
-            f"this rank could not join the other {world - 1}: {str(error).splitlines()[0]}",
+            f"this rank could not join the other {world - 1}: {first_line(error)}",
             hint="start all ranks within 25 s, with the same master address and a free port",
         ) from error
     return Ranks(rank=dist.get_rank(), world=dist.get_world_size())
@@ -99,6 +100,6 @@ def leave(ranks: Ranks) -> None:
 
 def _lost(error: BaseException) -> PeerLost:
     return PeerLost(
-        f"an exchange between the ranks failed: {str(error).splitlines()[0][:200]}",
+        f"an exchange between the ranks failed: {first_line(error)[:200]}",
         hint="another rank probably ended; its own message says why",
     )

@@ -28,7 +28,8 @@ from runtime.execution import ExpertExecution, Layout
 from runtime.experts.index import ExpertIndex, index_experts
 from runtime.experts.pool import SlotPool
 from runtime.experts.transfer import DiskSource, ExpertSource, HostSource, TransferEngine
-from runtime.models.load import LoadedModel, load_without_experts, read_config, resolve_dtype
+from runtime.models.load import LoadedModel, load_without_experts, resolve_dtype
+from runtime.models.skeleton import build_skeleton, read_config
 from runtime.options import STAGING_SLOTS, RunOptions
 from runtime.parallel import Ranks, contiguous_placement, join, leave
 from runtime.policy.make import make_policy
@@ -78,7 +79,7 @@ def run_rank(options: RunOptions) -> RankReport:
     ranks = join(options.device_kind)
     # Costs decide, so they must be the same on hosts whose stores differ.
     options = replace(options, calibration=ranks.from_first(options.calibration))
-    session = _Session(options, ranks)
+    session = RankSession(options, ranks)
     try:
         return session.run()
     finally:
@@ -86,7 +87,7 @@ def run_rank(options: RunOptions) -> RankReport:
         leave(ranks)
 
 
-class _Session:
+class RankSession:
     """One rank's loaded model and everything around it."""
 
     def __init__(self, options: RunOptions, ranks: Ranks) -> None:
@@ -99,17 +100,18 @@ class _Session:
         self.device = torch.device("cpu") if own.kind == "cpu" else torch.device(own.kind, own.index)
         if self.device.type == "cpu":
             torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks.world))
-        self.index: ExpertIndex = index_experts(options.model)
-        dtype = resolve_dtype(options.dtype, read_config(options.model), self.device)
-        self.loaded: LoadedModel = load_without_experts(options.model, self.index, dtype=dtype, device=self.device)
-        self.dtype = dtype
+        self.dtype = resolve_dtype(options.dtype, read_config(options.model), self.device)
+        skeleton = build_skeleton(options.model, dtype=self.dtype)
+        self.index: ExpertIndex = index_experts(options.model, rename=skeleton.names, layers=skeleton.layer_numbers)
+        self.loaded: LoadedModel = load_without_experts(options.model, skeleton, self.index, device=self.device)
         self.placement_N = contiguous_placement(self.index.num_experts, ranks.world)
         self.mine = np.flatnonzero(self.placement_N == ranks.rank)
         self.costs, self.layout = self._layout()
         self.backend = TorchBackend(self.device)
         slots = self.layout.cache_slots + self.layout.staging_slots
-        self.pool = SlotPool(self.loaded.expert_shapes, slots=slots, dtype=dtype, device=self.device)
-        self.pool.check(piece for layer in self.index.reads for read in layer[0] for piece in read.pieces)
+        self.pool = SlotPool(skeleton.expert_shapes, slots=slots, dtype=self.dtype, device=self.device)
+        self.pool.check(self.index)
+        self.pool.lie_as(self.index.fused)
         self.source: ExpertSource = self._source()
         self.transfers = TransferEngine(self.backend, self.source, self.pool)
         books = [

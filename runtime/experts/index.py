@@ -1,33 +1,24 @@
-"""Where every expert's bytes lie in a checkpoint: from safetensors headers alone, no tensor is loaded.
+"""Where every expert's bytes lie in a checkpoint.
 
 Two layouts are read: one set of tensors per expert (``….experts.7.gate_proj.weight``, or ``w1``/``w3``/``w2``), and
-fused ones (``….experts.gate_up_proj`` of shape [N, …]), of which each expert is a slice. A checkpoint is untrusted:
-every offset is checked against the file before it is used.
+fused ones (``….experts.gate_up_proj`` of shape [N, …]), of which each expert is a slice.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import re
-import struct
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from probes.errors import CheckpointError
+from runtime.experts.headers import TensorEntry, read_headers
 
-HEADER_LIMIT_BYTES = 100 << 20
-"""The format's own limit; a larger header is an attack or damage."""
-
-ITEM_BYTES = {
-    "BOOL": 1, "U8": 1, "I8": 1, "F8_E4M3": 1, "F8_E5M2": 1, "F8_E8M0": 1,
-    "I16": 2, "U16": 2, "F16": 2, "BF16": 2, "I32": 4, "U32": 4, "F32": 4, "I64": 8, "U64": 8, "F64": 8,
-}  # fmt: skip
 FLOATS = {"F16", "BF16", "F32", "F64"}
 
-_PER_EXPERT = re.compile(r"(?P<prefix>.*\.experts)\.(?P<expert>\d+)\.(?P<name>\w+)\.(?P<leaf>weight|bias)")
+_PER_EXPERT = re.compile(r"(?P<prefix>.*\.experts)\.(?P<expert>[0-9]{1,9})\.(?P<name>\w+)\.(?P<leaf>weight|bias)")
 _FUSED = re.compile(r"(?P<prefix>.*\.experts)\.(?P<name>(?:gate_up|gate|up|down)_proj(?:_bias)?)")
-_LAYER = re.compile(r"\.(?:layers|h|blocks)\.(\d+)\.")
+_LAYER = re.compile(r"\.(?:layers|h|blocks)\.([0-9]{1,9})\.")
 
 # Which rows of which fused parameter a per-expert tensor fills: (parameter, part, parts).
 _PARTS = {
@@ -38,18 +29,6 @@ _PARTS = {
     "down_proj": ("down_proj", 0, 1),
     "w2": ("down_proj", 0, 1),
 }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TensorEntry:
-    """One tensor of a safetensors file: absolute offset and size in bytes."""
-
-    name: str
-    path: Path
-    offset: int
-    size_bytes: int
-    dtype: str
-    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,7 +59,8 @@ class ExpertIndex:
     """``reads[layer][expert]``: what to read for it.
 
     Layers are the MoE layers in order; ``layer_numbers`` are the model's own. ``expert_bytes``: as stored.
-    ``dense``: every other tensor.
+    ``dense``: every other tensor, by the parameter or buffer that it fills. ``fused``: of the first layer, the tensors
+    that hold all experts, by parameter; empty where every expert has its own.
     """
 
     layer_numbers: tuple[int, ...]
@@ -88,50 +68,59 @@ class ExpertIndex:
     expert_bytes: int
     reads: tuple[tuple[tuple[Read, ...], ...], ...]
     dense: dict[str, TensorEntry]
+    fused: dict[str, TensorEntry]
 
 
-def read_headers(folder: Path) -> dict[str, TensorEntry]:
-    """Every tensor of the ``*.safetensors`` files in ``folder``, by name. Raises ``CheckpointError``."""
-    if not folder.is_dir():
-        raise CheckpointError(
-            f"there is no model folder {folder}",
-            hint="give a local folder with config.json and *.safetensors, or download the model first",
-        )
-    paths = sorted(folder.glob("*.safetensors"))
-    if not paths:
-        raise CheckpointError(f"{folder} holds no *.safetensors file", hint="only safetensors checkpoints are read")
-    _check_shards_complete(folder, {path.name for path in paths})
-    entries: dict[str, TensorEntry] = {}
-    for path in paths:
-        for entry in _read_header(path):
-            if entry.name in entries:
-                raise CheckpointError(f"tensor {entry.name} is in {entries[entry.name].path.name} and in {path.name}")
-            entries[entry.name] = entry
-    return entries
+_Parts = list[tuple[TensorEntry, Piece]]
+_Experts = dict[int, _Parts]
 
 
-def index_experts(folder: Path) -> ExpertIndex:
-    """Index the experts of the checkpoint in ``folder``. Raises ``CheckpointError`` where they are not all there."""
+def index_experts(
+    folder: Path, *, rename: Callable[[str], str] = lambda key: key, layers: Collection[int] | None = None
+) -> ExpertIndex:
+    """Index the experts of the checkpoint in ``folder``. Raises ``CheckpointError`` where they are not all there.
+
+    ``rename``: what a checkpoint's key is called in the model. ``layers``: the model's own MoE layers, others are left
+    out (checkpoints hold layers that predict further tokens); None: all that are there.
+    """
     dense: dict[str, TensorEntry] = {}
-    found: dict[int, dict[int, list[tuple[TensorEntry, Piece]]]] = {}
+    fused: dict[int, dict[str, TensorEntry]] = {}
+    found: dict[int, _Experts] = {}
     for entry in read_headers(folder).values():
-        pieces = _expert_pieces(entry)
-        if pieces is None:
-            dense[entry.name] = entry
-            continue
-        layer, by_expert = pieces
-        for expert, (slice_entry, piece) in by_expert.items():
-            found.setdefault(layer, {}).setdefault(expert, []).append((slice_entry, piece))
+        name = rename(entry.name)
+        for layer, expert, part, piece in _expert_pieces(entry, name):
+            found.setdefault(layer, {}).setdefault(expert, []).append((part, piece))
+        if ".experts." not in name:
+            dense[name] = entry
+        elif match := _FUSED.fullmatch(name):
+            fused.setdefault(layer_of(name), {})[match["name"]] = entry
     if not found:
         raise CheckpointError(f"{folder} holds no experts", hint="is this a Mixture-of-Experts model?")
-    layer_numbers = tuple(sorted(found))
-    num_experts = max(max(experts) for experts in found.values()) + 1
-    reads = tuple(tuple(_reads_of(found[layer], layer, e) for e in range(num_experts)) for layer in layer_numbers)
-    sizes = {sum(piece.size_bytes for read in expert for piece in read.pieces) for layer in reads for expert in layer}
+    layer_numbers = tuple(sorted(found if layers is None else layers))
+    absent = [layer for layer in layer_numbers if layer not in found]
+    if absent:
+        raise CheckpointError(
+            f"{folder} lacks the experts of layer {absent[0]}",
+            hint="config.json and the safetensors files are of different models, or shards are missing",
+        )
+    num_experts = max(max(found[layer]) for layer in layer_numbers) + 1
+    reads = tuple(
+        tuple(_reads_of(folder, found[layer], layer, expert) for expert in range(num_experts))
+        for layer in layer_numbers
+    )
+    sizes = {sum(read.size_bytes for read in expert) for layer in reads for expert in layer}
     if len(sizes) != 1:
-        raise CheckpointError(f"experts of {folder} differ in size ({', '.join(map(str, sorted(sizes)))} bytes)")
+        raise CheckpointError(
+            f"experts of {folder} differ in size ({', '.join(map(str, sorted(sizes)))} bytes)",
+            hint="mixed precisions and shapes are not supported; use a checkpoint with one data type",
+        )
     return ExpertIndex(
-        layer_numbers=layer_numbers, num_experts=num_experts, expert_bytes=sizes.pop(), reads=reads, dense=dense
+        layer_numbers=layer_numbers,
+        num_experts=num_experts,
+        expert_bytes=sizes.pop(),
+        reads=reads,
+        dense=dense,
+        fused=fused.get(layer_numbers[0], {}),
     )
 
 
@@ -140,106 +129,52 @@ def expert_bytes(folder: Path) -> int:
     return index_experts(folder).expert_bytes
 
 
-def _check_shards_complete(folder: Path, present: set[str]) -> None:
-    listing = folder / "model.safetensors.index.json"
-    if not listing.is_file():
-        return
-    try:
-        wanted = set(json.loads(listing.read_text())["weight_map"].values())
-    except (ValueError, KeyError, AttributeError, TypeError) as error:
-        raise CheckpointError(f"{listing} is not a valid shard index: {error!r}") from error
-    missing = sorted(str(name) for name in wanted - present)
-    if missing:
+def layer_of(name: str) -> int:
+    """The number of the layer that a parameter or module belongs to."""
+    match = _LAYER.search(name)
+    if match is None:
         raise CheckpointError(
-            f"{folder} lacks {len(missing)} of its {len(wanted)} shards, the first is {missing[0]}",
-            hint="download the model again: every shard that model.safetensors.index.json names is needed",
+            f"cannot tell the layer of {name}", hint="names with .layers.N., .h.N. or .blocks.N. are understood"
         )
+    return int(match[1])
 
 
-def _read_header(path: Path) -> list[TensorEntry]:
-    size = path.stat().st_size
-    with path.open("rb") as stream:
-        prefix = stream.read(8)
-        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
-        if not 2 <= length <= min(HEADER_LIMIT_BYTES, size - 8):
-            raise _damaged(path, f"its header claims {length} bytes of a file of {size}")
-        try:
-            header = json.loads(stream.read(length))
-            items = [(name, facts) for name, facts in header.items() if name != "__metadata__"]
-            return [_entry(path, name, facts, 8 + length, size) for name, facts in items]
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise _damaged(path, f"its header does not decode ({error!r})") from error
-
-
-def _entry(path: Path, name: str, facts: dict[str, object], data_start: int, file_size: int) -> TensorEntry:
-    dtype = str(facts["dtype"])
-    shape = tuple(int(n) for n in facts["shape"])  # type: ignore[attr-defined]  # a TypeError is caught by the caller
-    start, stop = (int(n) for n in facts["data_offsets"])  # type: ignore[attr-defined]  # likewise
-    if dtype not in ITEM_BYTES:
-        raise CheckpointError(f"{path}: tensor {name} has the unknown data type {dtype}")
-    if not 0 <= start <= stop or stop - start != math.prod(shape) * ITEM_BYTES[dtype] or min(shape, default=1) < 0:
-        raise _damaged(path, f"the offsets of {name} contradict its shape")
-    if data_start + stop > file_size:
-        raise _damaged(path, f"{name} ends at byte {data_start + stop} of a file of {file_size}")
-    return TensorEntry(
-        name=name, path=path, offset=data_start + start, size_bytes=stop - start, dtype=dtype, shape=shape
-    )
-
-
-def _damaged(path: Path, detail: str) -> CheckpointError:
-    return CheckpointError(f"{path} is cut off or damaged: {detail}", hint="download or copy the file again")
-
-
-def _expert_pieces(entry: TensorEntry) -> tuple[int, dict[int, tuple[TensorEntry, Piece]]] | None:
-    """(layer, {expert: slice and piece}) of an expert tensor; None for a dense one."""
-    if match := _PER_EXPERT.fullmatch(entry.name):
+def _expert_pieces(entry: TensorEntry, name: str) -> list[tuple[int, int, TensorEntry, Piece]]:
+    """(layer, expert, its slice, piece) of everything in an expert tensor; nothing of a dense one."""
+    if match := _PER_EXPERT.fullmatch(name):
         if match["name"] not in _PARTS:
-            raise CheckpointError(
-                f"{entry.path.name}: {entry.name} is an expert tensor of an unsupported kind",
-                hint="supported are gate_proj/up_proj/down_proj and w1/w3/w2 in 16- or 32-bit floats",
-            )
+            raise _unsupported(entry, "is an expert tensor of an unsupported kind")
         parameter, part, parts = _PARTS[match["name"]]
         if match["leaf"] == "bias":
             parameter += "_bias"
         _require_float(entry)
-        return _layer_of(entry), {int(match["expert"]): (entry, _piece(entry, parameter, part, parts))}
-    if match := _FUSED.fullmatch(entry.name):
+        return [(layer_of(name), int(match["expert"]), entry, _piece(entry, parameter, part, parts))]
+    if match := _FUSED.fullmatch(name):
         _require_float(entry)
-        experts = entry.shape[0]
-        size = entry.size_bytes // experts
+        if not entry.shape or entry.shape[0] < 1:
+            raise _unsupported(entry, f"holds no experts: its shape is {list(entry.shape)}")
+        layer, size = layer_of(name), entry.size_bytes // entry.shape[0]
         slices = [
-            TensorEntry(
-                name=entry.name,
-                path=entry.path,
-                offset=entry.offset + expert * size,
-                size_bytes=size,
-                dtype=entry.dtype,
-                shape=entry.shape[1:],
-            )
-            for expert in range(experts)
+            replace(entry, offset=entry.offset + expert * size, size_bytes=size, shape=entry.shape[1:])
+            for expert in range(entry.shape[0])
         ]
-        return _layer_of(entry), {e: (part, _piece(part, match["name"], 0, 1)) for e, part in enumerate(slices)}
-    if ".experts." in entry.name and ".shared_experts." not in entry.name:
-        raise CheckpointError(
-            f"{entry.path.name}: {entry.name} is an expert tensor of an unsupported kind",
-            hint="quantised experts are not supported yet; use a 16- or 32-bit checkpoint",
-        )
-    return None
+        return [(layer, e, part, _piece(part, match["name"], 0, 1)) for e, part in enumerate(slices)]
+    if ".experts." in name:
+        raise _unsupported(entry, "is an expert tensor of an unsupported kind")
+    return []
 
 
 def _require_float(entry: TensorEntry) -> None:
     if entry.dtype not in FLOATS:
-        raise CheckpointError(
-            f"{entry.path.name}: experts are stored as {entry.dtype}",
-            hint="quantised experts are not supported yet; use a 16- or 32-bit checkpoint",
-        )
+        raise _unsupported(entry, f"stores experts as {entry.dtype}")
 
 
-def _layer_of(entry: TensorEntry) -> int:
-    match = _LAYER.search(entry.name)
-    if match is None:
-        raise CheckpointError(f"{entry.path.name}: cannot tell the layer of {entry.name}")
-    return int(match[1])
+def _unsupported(entry: TensorEntry, why: str) -> CheckpointError:
+    return CheckpointError(
+        f"{entry.path}: {entry.name} {why}",
+        hint="quantised experts are not supported yet; use a 16- or 32-bit checkpoint with gate_proj, up_proj and "
+        "down_proj (or w1, w3 and w2) per expert, or fused",
+    )
 
 
 def _piece(entry: TensorEntry, parameter: str, part: int, parts: int) -> Piece:
@@ -254,16 +189,17 @@ def _piece(entry: TensorEntry, parameter: str, part: int, parts: int) -> Piece:
     )
 
 
-def _reads_of(experts: dict[int, list[tuple[TensorEntry, Piece]]], layer: int, expert: int) -> tuple[Read, ...]:
+def _reads_of(folder: Path, experts: _Experts, layer: int, expert: int) -> tuple[Read, ...]:
     """Neighbouring tensors become one read: an expert's three tensors usually lie side by side."""
-    if expert not in experts:
-        raise CheckpointError(f"expert {expert} of layer {layer} is missing", hint="download the missing shards")
-    parts = sorted(experts[expert], key=lambda item: (str(item[0].path), item[0].offset))
+    parts = _ungated(experts.get(expert, []))
     names = sorted((piece.parameter, piece.part) for _, piece in parts)
-    if names != sorted({(p, i) for _, piece in parts for p, i in [(piece.parameter, n) for n in range(piece.parts)]}):
-        raise CheckpointError(f"expert {expert} of layer {layer} lacks tensors", hint="download the missing shards")
-    reads: list[list[tuple[TensorEntry, Piece]]] = []
-    for entry, piece in parts:
+    if not names or names != sorted({(piece.parameter, n) for _, piece in parts for n in range(piece.parts)}):
+        raise CheckpointError(
+            f"{folder}: expert {expert} of layer {layer} is missing or lacks tensors",
+            hint="download the missing shards, or the model again",
+        )
+    reads: list[_Parts] = []
+    for entry, piece in sorted(parts, key=lambda part: (str(part[0].path), part[0].offset)):
         last = reads[-1][-1][0] if reads else None
         if last is not None and last.path == entry.path and last.offset + last.size_bytes == entry.offset:
             reads[-1].append((entry, piece))
@@ -272,20 +208,20 @@ def _reads_of(experts: dict[int, list[tuple[TensorEntry, Piece]]], layer: int, e
     return tuple(_merged(read) for read in reads)
 
 
-def _merged(read: list[tuple[TensorEntry, Piece]]) -> Read:
+def _ungated(parts: _Parts) -> _Parts:
+    """Where experts have no gate_proj, up_proj fills a parameter of its own."""
+    if any(piece.parts == 2 and piece.part == 0 for _, piece in parts):
+        return parts
+    return [(entry, piece if piece.parts == 1 else _alone(piece)) for entry, piece in parts]
+
+
+def _alone(up: Piece) -> Piece:
+    return replace(up, parameter=up.parameter.replace("gate_up", "up"), part=0, parts=1)
+
+
+def _merged(read: _Parts) -> Read:
     origin = read[0][0].offset
-    pieces = tuple(
-        Piece(
-            start=entry.offset - origin,
-            size_bytes=piece.size_bytes,
-            dtype=piece.dtype,
-            shape=piece.shape,
-            parameter=piece.parameter,
-            part=piece.part,
-            parts=piece.parts,
-        )
-        for entry, piece in read
-    )
+    pieces = tuple(replace(piece, start=entry.offset - origin) for entry, piece in read)
     return Read(
         path=read[0][0].path, offset=origin, size_bytes=sum(piece.size_bytes for piece in pieces), pieces=pieces
     )

@@ -11,7 +11,9 @@ from collections.abc import Iterable, Mapping
 import torch
 
 from probes.errors import CheckpointError
-from runtime.experts.index import Piece
+from runtime.experts.headers import TensorEntry
+from runtime.experts.index import ExpertIndex, Piece
+from runtime.experts.lines import placed_zeros
 
 TORCH_DTYPES = {
     "F16": torch.float16,
@@ -28,29 +30,49 @@ class SlotPool:
         self, shapes: Mapping[str, tuple[int, ...]], *, slots: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.slots = slots
+        # Zeros: a slot that was never written must not turn 0 × garbage into NaN.
         self.parameters = {
-            # Zeros: a slot that was never written must not turn 0 × garbage into NaN.
-            name: torch.nn.Parameter(torch.zeros((slots, *shape), dtype=dtype, device=device), requires_grad=False)
-            for name, shape in shapes.items()
+            name: _frozen(torch.zeros((slots, *shape), dtype=dtype, device=device)) for name, shape in shapes.items()
         }
 
-    def check(self, pieces: Iterable[Piece]) -> None:
-        """Every piece fits its part of its parameter. Raises ``CheckpointError`` naming the one that does not."""
-        for piece in pieces:
-            parameter = self.parameters.get(piece.parameter)
-            if parameter is None:
-                raise CheckpointError(f"the model has no expert parameter {piece.parameter} that the checkpoint holds")
-            expected = self._part(parameter, 0, piece).shape
-            if expected != piece.shape:
-                raise CheckpointError(
-                    f"{piece.parameter} is stored as {list(piece.shape)} where the config makes it {list(expected)}",
-                    hint="config.json and the safetensors files are of different models",
-                )
+    def lie_as(self, stored: Mapping[str, TensorEntry]) -> None:
+        """Place parameters on a CPU within their cache lines as their fused tensors lie in the checkpoint's files."""
+        for name, entry in stored.items():
+            parameter = self.parameters[name]
+            if parameter.device.type == "cpu" and parameter.dtype is TORCH_DTYPES[entry.dtype]:
+                self.parameters[name] = _frozen(placed_zeros(parameter.shape, parameter.dtype, entry.offset))
+
+    def check(self, index: ExpertIndex) -> None:
+        """Every expert of ``index`` fills a slot. Raises ``CheckpointError`` naming the one that does not."""
+        for number, layer in zip(index.layer_numbers, index.reads, strict=True):
+            for expert, reads in enumerate(layer):
+                pieces = [piece for read in reads for piece in read.pieces]
+                for piece in pieces:
+                    self._check_piece(piece, f"{reads[0].path.parent}: expert {expert} of layer {number}")
+                absent = self.parameters.keys() - {piece.parameter for piece in pieces}
+                if absent:
+                    raise CheckpointError(
+                        f"{reads[0].path.parent}: expert {expert} of layer {number} lacks {sorted(absent)[0]}",
+                        hint="download the missing shards, or the model again",
+                    )
+
+    def _check_piece(self, piece: Piece, whose: str) -> None:
+        hint = "config.json and the safetensors files are of different models"
+        parameter = self.parameters.get(piece.parameter)
+        if parameter is None:
+            raise CheckpointError(f"{whose} has {piece.parameter}, which the model of its config has not", hint=hint)
+        expected = self._part(parameter, 0, piece).shape
+        if expected != piece.shape:
+            raise CheckpointError(
+                f"{whose}: {piece.parameter} is stored as {list(piece.shape)} where the config makes it "
+                f"{list(expected)}",
+                hint=hint,
+            )
 
     def write(self, slot: int, pieces: Iterable[Piece], data: torch.Tensor) -> None:
         """Copy an expert's stored bytes (uint8, host, at its read's start) into ``slot`` on the current stream."""
         for piece in pieces:
-            stored = data[piece.start : piece.start + piece.size_bytes].view(TORCH_DTYPES[piece.dtype])
+            stored = _as_stored(data[piece.start : piece.start + piece.size_bytes], TORCH_DTYPES[piece.dtype])
             target = self._part(self.parameters[piece.parameter], slot, piece)
             if stored.dtype != target.dtype and target.device.type != "cpu":
                 # Bytes travel as stored and are converted on the device: a converting copy would leave pinned memory.
@@ -64,3 +86,12 @@ class SlotPool:
             return expert
         rows = expert.shape[0] // piece.parts
         return expert[piece.part * rows : (piece.part + 1) * rows]
+
+
+def _frozen(tensor: torch.Tensor) -> torch.nn.Parameter:
+    return torch.nn.Parameter(tensor, requires_grad=False)
+
+
+def _as_stored(data: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``data`` (uint8) as numbers; the format does not promise that they begin at a multiple of their size."""
+    return (data if data.data_ptr() % dtype.itemsize == 0 else data.clone()).view(dtype)

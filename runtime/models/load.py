@@ -1,12 +1,12 @@
-"""Loading a Hugging Face MoE model without its experts: a skeleton on the meta device, then the dense tensors alone.
+"""Loading what is not experts: the dense tensors of a checkpoint, computed buffers, and the tokenizer.
 
-The experts are never materialised together; the caller gives every expert module its slots afterwards. No code from a
-checkpoint is run (``trust_remote_code`` stays off), and only safetensors files are read.
+The experts are never materialised together; the caller gives every expert module its slots afterwards. Only safetensors
+files are read.
 """
 
 from __future__ import annotations
 
-import json
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,9 +15,11 @@ from typing import Any
 import torch
 
 from probes.errors import CheckpointError
-from runtime.experts.index import ExpertIndex, TensorEntry
-
-CACHE_LINE_BYTES = 64
+from probes.text import first_line
+from runtime.experts.headers import TensorEntry
+from runtime.experts.index import ExpertIndex
+from runtime.experts.lines import placed_zeros
+from runtime.models.skeleton import Skeleton
 
 
 @dataclass(slots=True, kw_only=True)
@@ -28,135 +30,57 @@ class LoadedModel:
     tokenizer: Any
     family: str
     experts: tuple[torch.nn.Module, ...]
-    expert_shapes: dict[str, tuple[int, ...]]
     num_experts: int
 
 
-def read_config(folder: Path) -> Any:
-    """The checkpoint's config. Raises ``CheckpointError``."""
-    from transformers import AutoConfig
-
-    if not (folder / "config.json").is_file():
-        missing = "no config.json in" if folder.is_dir() else "there is no model folder"
+def load_without_experts(folder: Path, skeleton: Skeleton, index: ExpertIndex, *, device: torch.device) -> LoadedModel:
+    """``skeleton`` on ``device`` with everything but the experts' weights. Raises ``CheckpointError``."""
+    if skeleton.num_experts != index.num_experts:
         raise CheckpointError(
-            f"{missing} {folder}", hint="give a local Hugging Face model folder, or download the model first"
+            f"{folder}: the config describes {skeleton.num_experts} experts per layer, the checkpoint holds "
+            f"{index.num_experts}",
+            hint="config.json and the safetensors files are of different models, or shards are missing",
         )
-    try:
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except (ValueError, KeyError, OSError, TypeError, AttributeError) as error:
-        raise CheckpointError(
-            f"{folder / 'config.json'} cannot be used: {_first_line(error)}",
-            hint="the model's type may be too new for the installed transformers, or need code from the checkpoint",
-        ) from error
-
-
-def load_without_experts(folder: Path, index: ExpertIndex, *, dtype: torch.dtype, device: torch.device) -> LoadedModel:
-    """Build the model of ``folder`` in ``dtype`` on ``device`` with everything but the experts' weights."""
-    from transformers import AutoModelForCausalLM
-
-    config = read_config(folder)
-    try:
-        with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
-    except (ValueError, KeyError, TypeError, AttributeError, ImportError) as error:
-        raise CheckpointError(f"cannot build the model of {folder}: {_first_line(error)}") from error
-    model.eval()
-    family = str(config.model_type)
-    experts = find_expert_modules(model, family)
-    _check_layers(model, experts, index, folder)
-    shapes = _stacked_shapes(experts[0])
-    _load_dense(model, index.dense, experts, device)
-    _fill_buffers(model, device)
+    _load_dense(skeleton, index.dense, device)
+    _fill_buffers(skeleton.model, device)
     return LoadedModel(
-        model=model,
+        model=skeleton.model,
         tokenizer=_load_tokenizer(folder),
-        family=family,
-        experts=experts,
-        expert_shapes=shapes,
-        num_experts=expert_count(experts[0]),
+        family=skeleton.family,
+        experts=skeleton.experts,
+        num_experts=skeleton.num_experts,
     )
 
 
-def find_expert_modules(model: torch.nn.Module, family: str) -> tuple[torch.nn.Module, ...]:
-    """Modules that speak ``forward(hidden_states, top_k_index, top_k_weights)`` over fused [N, …] parameters."""
-    found = [module for _, module in model.named_modules() if _speaks_experts_protocol(module)]
-    if not found:
-        raise CheckpointError(
-            f"the model family {family} is not supported: its experts do not take (hidden_states, top_k_index, "
-            "top_k_weights)",
-            hint="supported are the families whose experts transformers keeps as fused 3-D parameters",
-        )
-    return tuple(found)
+def _load_dense(skeleton: Skeleton, dense: dict[str, TensorEntry], device: torch.device) -> None:
+    from safetensors import SafetensorError, safe_open
 
-
-def expert_count(module: torch.nn.Module) -> int:
-    """How many experts an expert module holds."""
-    count = module.num_experts
-    assert isinstance(count, int)
-    return count
-
-
-def _speaks_experts_protocol(module: torch.nn.Module) -> bool:
-    stacked = [p for p in module.parameters(recurse=False) if p.ndim == 3]
-    count = getattr(module, "num_experts", None)
-    return len(stacked) >= 2 and isinstance(count, int) and all(p.shape[0] == count for p in stacked)
-
-
-def _check_layers(model: Any, experts: tuple[torch.nn.Module, ...], index: ExpertIndex, folder: Path) -> None:
-    count = expert_count(experts[0])
-    if len(experts) != len(index.layer_numbers) or count != index.num_experts:
-        raise CheckpointError(
-            f"{folder}: the config describes {len(experts)} MoE layers of {count} experts, the checkpoint holds "
-            f"{len(index.layer_numbers)} of {index.num_experts}",
-            hint="config.json and the safetensors files are of different models, or shards are missing",
-        )
-
-
-def _stacked_shapes(module: torch.nn.Module) -> dict[str, tuple[int, ...]]:
-    count = expert_count(module)
-    return {
-        name: tuple(parameter.shape[1:])
-        for name, parameter in module.named_parameters(recurse=False)
-        if parameter.shape[0] == count
-    }
-
-
-def _load_dense(
-    model: Any, dense: dict[str, TensorEntry], experts: tuple[torch.nn.Module, ...], device: torch.device
-) -> None:
-    from safetensors import safe_open
-
-    skipped = {id(p) for module in experts for p in module.parameters(recurse=False)}
-    wanted = {name: p for name, p in model.named_parameters(remove_duplicate=False) if id(p) not in skipped}
-    wanted |= {name: b for name, b in model.named_buffers() if name in _persistent_buffers(model)}
-    renamed = _renamed_keys(model, dense)
-    loaded: set[str] = set()
-    by_file: dict[Path, list[tuple[str, str]]] = {}
-    for source, target in renamed.items():
-        if target in wanted:
-            by_file.setdefault(dense[source].path, []).append((source, target))
-    for path, names in by_file.items():
-        with safe_open(str(path), framework="pt", device="cpu") as file:
-            for source, target in names:
-                _assign(model, target, file.get_tensor(source), wanted[target], device)
-                loaded.add(target)
+    model = skeleton.model
+    slots = {id(module.get_parameter(name)) for module in skeleton.experts for name in skeleton.expert_shapes}
+    wanted = {name: p for name, p in model.named_parameters(remove_duplicate=False) if id(p) not in slots}
+    computed = {name for name, _ in model.named_non_persistent_buffers()}
+    wanted |= {name: b for name, b in model.named_buffers() if name not in computed}
+    by_file: dict[Path, list[str]] = {}
+    for name in dense.keys() & wanted.keys():
+        by_file.setdefault(dense[name].path, []).append(name)
+    for path, names in sorted(by_file.items()):
+        try:
+            with safe_open(str(path), framework="pt", device="cpu") as file:
+                for name in sorted(names):
+                    _assign(model, name, file.get_tensor(dense[name].name), wanted[name], device)
+        except (SafetensorError, OSError) as error:
+            raise CheckpointError(f"{path} cannot be read: {first_line(error)}", hint="copy the file again") from error
     model.tie_weights()
-    missing = [name for name, tensor in model.named_parameters() if tensor.is_meta and id(tensor) not in skipped]
+    missing = [name for name, tensor in model.named_parameters() if tensor.is_meta and id(tensor) not in slots]
+    missing += [name for name, tensor in model.named_buffers() if tensor.is_meta and name not in computed]
+    optional = model._keys_to_ignore_on_load_missing or ()
+    missing = [name for name in missing if not any(re.search(pattern, name) for pattern in optional)]
     if missing:
         raise CheckpointError(
-            f"the checkpoint lacks {len(missing)} dense tensors, the first is {missing[0]}",
-            hint="shards are missing, or the layout of this family is not known to the installed transformers",
+            f"the checkpoint lacks {len(missing)} dense tensors of the {skeleton.family} model, the first is "
+            f"{missing[0]}",
+            hint="shards are missing, or this family is stored in an arrangement that cannot be read yet",
         )
-
-
-def _renamed_keys(model: Any, dense: dict[str, TensorEntry]) -> dict[str, str]:
-    """Checkpoint key → parameter name, by the renamings that transformers itself applies when it loads."""
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightRenaming, rename_source_key
-
-    renamings = [t for t in get_model_conversion_mapping(model) if isinstance(t, WeightRenaming)]
-    names = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
-    return {key: rename_source_key(key, renamings, [], model.base_model_prefix, names)[0] for key in dense}
 
 
 def _assign(model: Any, name: str, value: torch.Tensor, current: torch.Tensor, device: torch.device) -> None:
@@ -177,21 +101,10 @@ def _assign(model: Any, name: str, value: torch.Tensor, current: torch.Tensor, d
 
 
 def _copied(value: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A copy outside the file's memory map, whose pages would be counted, and evicted, as page cache.
-
-    On a CPU it lies in its cache lines as the mapped tensor does: transformers computes on that one, and how operands
-    lie shows in the last bit of a small matmul.
-    """
+    """A copy outside the file's memory map, whose pages would be counted, and evicted, as page cache."""
     if device.type != "cpu" or value.dtype != dtype:
         return value.to(device=device, dtype=dtype, copy=True)
-    size = value.numel() * value.element_size()
-    memory = torch.empty(size + 2 * CACHE_LINE_BYTES, dtype=torch.uint8)
-    start = (value.data_ptr() - memory.data_ptr()) % CACHE_LINE_BYTES
-    return memory[start : start + size].view(dtype).view(value.shape).copy_(value)
-
-
-def _persistent_buffers(model: Any) -> set[str]:
-    return {name for name, _ in model.named_buffers()} - {name for name, _ in model.named_non_persistent_buffers()}
+    return placed_zeros(value.shape, dtype, value.data_ptr()).copy_(value)
 
 
 def _fill_buffers(model: Any, device: torch.device) -> None:
@@ -200,7 +113,8 @@ def _fill_buffers(model: Any, device: torch.device) -> None:
     for owner in sorted(owners):
         module = model.get_submodule(owner)
         for name, buffer in module.named_buffers(recurse=False):
-            module._buffers[name] = torch.empty_like(buffer, device=device)
+            if buffer.is_meta:
+                module._buffers[name] = torch.empty_like(buffer, device=device)
         model._init_weights(module)
 
 
@@ -209,18 +123,13 @@ def _load_tokenizer(folder: Path) -> Any:
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    except (ValueError, KeyError, OSError, TypeError, AttributeError, json.JSONDecodeError) as error:
+    except Exception as error:  # tokenizer.json is from outside, and its parser raises the bare class
         raise CheckpointError(
-            f"the tokenizer of {folder} cannot be used: {_first_line(error)}", hint="is tokenizer.json there?"
+            f"the tokenizer of {folder} cannot be used: {first_line(error)}", hint="is tokenizer.json there?"
         ) from error
     # Held-out text is encoded as one piece and cut afterwards; a warning about its length would mislead.
     tokenizer.model_max_length = sys.maxsize
     return tokenizer
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__
 
 
 def resolve_dtype(name: str, config: Any, device: torch.device) -> torch.dtype:
