@@ -1,8 +1,17 @@
-"""The page of ``caee simulate``."""
+"""What ``caee simulate`` shows: a page, and tables for the terminal."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from probes.text import printable
+from probes.units import format_seconds
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+    from rich.table import Table
+
+_COLUMNS = ("", "policy", "cache", "step", "p95", "cut", "movements/step", "gap", "removed", "front")
 
 
 def simulation_page(document: dict[str, Any]) -> str:
@@ -12,3 +21,55 @@ def simulation_page(document: dict[str, Any]) -> str:
     from reports.pages.simulation import simulation_content
 
     return render_page(simulation_content(simulation_info(document)))
+
+
+def simulation_tables(document: dict[str, Any]) -> list[RenderableType]:
+    """One row for each pass of the document, then what the columns mean, and the notes."""
+    from rich.text import Text
+
+    trace, machine = document["trace"], document["machine"]
+    batch = "recorded batches" if trace["batch_size"] == "recorded" else f"batch {trace['batch_size']}"
+    steps = document["policies"][0]["steps"]
+    heading = (
+        f"{trace['model'] or 'trace'}: {trace['moe_layers']} layers × {trace['num_experts']} experts, top-"
+        f"{trace['top_k']}, {batch}, {steps:,} steps on {machine['devices']} devices ({machine['origin']})"
+    )
+    return [
+        Text(printable(heading)),
+        _passes(document),
+        Text(
+            "cut: of the mean step time, against router on the same cache, placement and tier. movements/step: Σ over "
+            "layers of the busiest device's. gap: between the busiest device and the least busy, mean over layer-steps."
+            " removed: importance, per token and layer. front: nothing else is faster and removes less."
+        ),
+        *(Text(printable(f"note: {note}")) for note in document["notes"]),
+    ]
+
+
+def _passes(document: dict[str, Any]) -> Table:
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD)
+    for column in _COLUMNS:
+        table.add_column(column, justify="left" if column in ("policy", "cache") else "right")
+    several = len({(each["tier"], each["placement"]) for each in document["policies"]}) > 1
+    for place, each in enumerate(document["policies"]):
+        cut = each["cut_against_router"]
+        where = f"{each['cache']} {each['cache_experts']}" if each["cache"] else "in device memory"
+        if several:
+            where += f", {each['tier']}, {each['placement']}"
+        table.add_row(
+            str(place),
+            Text(printable(each["written"])),
+            Text(printable(where)),
+            format_seconds(each["time_per_step_seconds"]["mean"]),
+            format_seconds(each["time_per_step_seconds"]["p95"]),
+            "–" if cut is None else f"{cut:.1%}",
+            f"{each['max_device_misses_per_step']:.2f}",
+            f"{each['gap']['mean']:.2f}",
+            f"{each['removed_importance']:.4f}",
+            "●" if place in document["pareto"] else "",
+        )
+    return table

@@ -11,6 +11,9 @@ from typing import TypeVar
 import numba
 import platformdirs
 
+# Folders with functions that are compiled.
+COMPILED = ("policy", "simulate")
+
 Function = TypeVar("Function", bound=Callable[..., object])
 
 
@@ -39,7 +42,8 @@ def _cache_folder() -> Path:
     # Numba renews cached code when its own file changes, not when a function that it calls does: so each state of the
     # sources has a folder of its own.
     state = hashlib.sha256(numba.__version__.encode())
-    for path in sorted(Path(__file__).parent.rglob("*.py")):
+    here = Path(__file__).parent
+    for path in sorted(path for folder in COMPILED for path in (here / folder).glob("*.py")):
         about = path.stat()
         state.update(f"{path.name} {about.st_size} {about.st_mtime_ns}".encode())
     return Path(platformdirs.user_cache_dir("caee")) / "compiled" / state.hexdigest()[:16]

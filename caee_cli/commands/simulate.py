@@ -1,7 +1,108 @@
-"""``caee simulate``."""
+"""``caee simulate``: what policies, caches and placements would do to the traffic of a trace."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Annotated
 
-def command() -> None:
-    """(to be written)"""
+import typer
+
+from caee_cli.options import ForceOption, JsonOption, StoreOption
+
+
+def command(
+    trace: Annotated[Path, typer.Argument(metavar="TRACE", help="A trace, or another tool's token-level dump.")],
+    policy: Annotated[
+        list[str] | None,
+        typer.Option("--policy", metavar="NAME[:KEY=VALUE,…]", help="Repeatable. Default: router and caee."),
+    ] = None,
+    cache: Annotated[
+        list[str] | None,
+        typer.Option("--cache", metavar="NAME[:KEY=VALUE,…]", help="lfu, lru, lfu:decay=0.97,admit=1, belady."),
+    ] = None,
+    cache_experts: Annotated[
+        list[int] | None,
+        typer.Option("--cache-experts", help="Cached experts per device, all layers; repeatable. Default: half."),
+    ] = None,
+    placement: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--placement",
+            help="contiguous, round-robin, balanced[:redundant=R,groups=G,nodes=M], or a JSON file of "
+            "[layers][experts] lists of devices; repeatable.",
+        ),
+    ] = None,
+    tier: Annotated[
+        list[str] | None, typer.Option("--tier", help="Where experts wait: host, disk or device; repeatable.")
+    ] = None,
+    devices: Annotated[
+        int | None, typer.Option("--devices", min=1, help="Default: as many as were calibrated, else 8.")
+    ] = None,
+    batch_size: Annotated[
+        str | None,
+        typer.Option("--batch-size", metavar="B|recorded", help="Default: recorded where there are step ids, else 8."),
+    ] = None,
+    warmup_steps: Annotated[int, typer.Option("--warmup-steps", min=0, help="Steps that count in no figure.")] = 0,
+    seconds_per_expert: Annotated[
+        str | None, typer.Option("--seconds-per-expert", metavar="S[,S…]", help="To move one, on all or each device.")
+    ] = None,
+    machine: Annotated[
+        str | None, typer.Option("--machine", metavar="PROFILE", help="A calibration's id, or a profile (h100-sxm, …).")
+    ] = None,
+    expert_bytes: Annotated[str | None, typer.Option("--expert-bytes", metavar="SIZE", help="Such as 43MB.")] = None,
+    model: Annotated[
+        Path | None, typer.Option("--model", metavar="CONFIG", help="config.json (or its folder) that tells the size.")
+    ] = None,
+    expert_compute_seconds: Annotated[
+        float, typer.Option("--expert-compute-seconds", help="To run one dispatched expert.")
+    ] = 0.0,
+    overlap: Annotated[bool, typer.Option("--overlap", help="Compute runs while experts move.")] = False,
+    dense_seconds: Annotated[float, typer.Option("--dense-seconds", help="Everything else of a step.")] = 0.0,
+    num_experts: Annotated[
+        int | None, typer.Option("--num-experts", min=1, help="Where the file does not say.")
+    ] = None,
+    load_profile: Annotated[
+        Path | None, typer.Option("--load-profile", help="Loads for balanced placements. Default: the warm-up steps'.")
+    ] = None,
+    output: Annotated[Path | None, typer.Option("-o", "--output", metavar="REPORT.html", help="Write a page.")] = None,
+    force: ForceOption = False,
+    store: StoreOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Replay a trace on a described machine, under any policies, caches, placements and tiers.
+
+    One result for each combination, from one read of the trace: predicted step times, expert movements by device and
+    layer, imbalance, removed importance, and the Pareto front of time against importance. Kept in the store.
+    """
+    from caee_cli.simulating import finish, request_of, simulate_and_store
+    from store.session import open_store
+
+    request = request_of(
+        trace,
+        scenario={
+            "policies": policy,
+            "caches": cache,
+            "cache_experts": cache_experts,
+            "placements": placement,
+            "tiers": tier,
+            "batch_size": batch_size,
+            "warmup_steps": warmup_steps,
+        },
+        machine={
+            "devices": devices,
+            "machine": machine,
+            "expert_compute_seconds": expert_compute_seconds,
+            "overlap": overlap,
+            "dense_seconds": dense_seconds,
+        },
+        seconds_per_expert=seconds_per_expert,
+        expert_bytes=expert_bytes,
+        model=model,
+        num_experts=num_experts,
+        load_profile=load_profile,
+        output=output,
+        force=force,
+    )
+    with open_store(store) as opened:
+        document = simulate_and_store(request, opened)
+    finish(document, request, as_json=as_json)

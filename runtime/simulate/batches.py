@@ -80,11 +80,11 @@ class Batching:
     segments: tuple[Segment, ...]
     in_order: bool
 
-    def blocks(self) -> Iterator[Block]:
-        """The steps in blocks, from one read of the trace."""
+    def blocks(self, max_steps: int = MAX_BLOCK_STEPS) -> Iterator[Block]:
+        """The steps in blocks of at most ``max_steps``, from one read of the trace."""
         if self.batch_size is None:
-            return _recorded(self.source, self.in_order)
-        return _advance(self.source, self.batch_size, self.segments, self.steps)
+            return _recorded(self.source, self.in_order, max_steps)
+        return _advance(self.source, self.batch_size, self.segments, self.steps, max_steps)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,9 +134,11 @@ def _fill_slots(decode_tokens_S: Int64s, batch_size: int) -> tuple[tuple[Segment
     return tuple(segment for segment in segments if segment.first_step < steps), steps
 
 
-def _advance(source: TraceSource, batch_size: int, segments: tuple[Segment, ...], steps: int) -> Iterator[Block]:
+def _advance(
+    source: TraceSource, batch_size: int, segments: tuple[Segment, ...], steps: int, max_steps: int
+) -> Iterator[Block]:
     supply = _Supply(source, {segment.sequence for segment in segments})
-    block_steps = _block_steps(source.meta, batch_size)
+    block_steps = min(max_steps, _block_steps(source.meta, batch_size))
     waiting = deque(segments)
     running: list[Segment] = []
     for start in range(0, steps, block_steps):
@@ -191,7 +193,7 @@ class _Supply:
                 self._ready[sequence] += len(group)
 
 
-def _recorded(source: TraceSource, in_order: bool) -> Iterator[Block]:
+def _recorded(source: TraceSource, in_order: bool, max_steps: int) -> Iterator[Block]:
     """Blocks of whole steps. Where steps are not in file order, the whole trace is held and sorted."""
     layers = main_layers(source.meta)
     held: list[Rows] = []
@@ -205,17 +207,17 @@ def _recorded(source: TraceSource, in_order: bool) -> Iterator[Block]:
         if in_order and steps[0][0] != steps[-1][-1]:
             rows, step = join_rows(held), np.concatenate(steps)
             whole = int(np.searchsorted(step, step[-1]))
-            yield from _cut_steps(rows.cut(0, whole), step[:whole], source.meta)
+            yield from _cut_steps(rows.cut(0, whole), step[:whole], source.meta, max_steps)
             held, steps = [rows.cut(whole, None).pick(np.copy)], [step[whole:]]
     if held:
         rows, step = join_rows(held), np.concatenate(steps)
         order = np.argsort(step, kind="stable")
-        yield from _cut_steps(rows.pick(lambda array: array[order]), step[order], source.meta)
+        yield from _cut_steps(rows.pick(lambda array: array[order]), step[order], source.meta, max_steps)
 
 
-def _cut_steps(rows: Rows, step: Int64s, meta: TraceMeta) -> Iterator[Block]:
+def _cut_steps(rows: Rows, step: Int64s, meta: TraceMeta, max_steps: int) -> Iterator[Block]:
     offsets = np.r_[0, np.flatnonzero(np.diff(step)) + 1, len(step)]
-    per_block = _block_steps(meta, -(-len(step) // (len(offsets) - 1)))
+    per_block = min(max_steps, _block_steps(meta, -(-len(step) // (len(offsets) - 1))))
     for start in range(0, len(offsets) - 1, per_block):
         part = offsets[start : start + per_block + 1]
         first, last = int(part[0]), int(part[-1])
@@ -268,4 +270,4 @@ def join_rows(parts: list[Rows]) -> Rows:
 def _block_steps(meta: TraceMeta, rows_per_step: int) -> int:
     scores = meta.num_experts * (meta.scores_recorded + meta.selection_recorded)
     row_bytes = len(meta.layer_numbers) * (meta.top_k * 6 + scores * 4)
-    return max(1, min(MAX_BLOCK_STEPS, BLOCK_BYTES // max(1, row_bytes * rows_per_step)))
+    return max(1, BLOCK_BYTES // max(1, row_bytes * rows_per_step))

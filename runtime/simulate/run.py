@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from probes.errors import TraceError, UsageError
-from runtime.simulate.batches import Batching, main_layers, plan
+from runtime.simulate.batches import MAX_BLOCK_STEPS, Batching, main_layers, plan
 from runtime.simulate.figures import figures_of
 from runtime.simulate.index import TraceIndex, index_of
 from runtime.simulate.lookahead import NextUse
@@ -13,14 +13,14 @@ from runtime.simulate.passes import Pass, can_compile, make_pass
 from runtime.simulate.records import PassSpec, Simulation
 from runtime.trace.records import IdSpace, TraceMeta, TraceSource
 
-RECORDED = None
+SLOW_BLOCK_STEPS = 8
 
 
 def simulate(
     source: TraceSource,
     passes: Sequence[PassSpec],
     *,
-    batch_size: int | None = RECORDED,
+    batch_size: int | None = None,
     warmup_steps: int = 0,
     index: TraceIndex | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -93,8 +93,11 @@ def _replay(
 
     done = 0
     looking_ahead = [each.cache is not None and each.cache.kind == "belady" for each in passes]
-    future = _future(batching) if any(looking_ahead) else None
-    for block in batching.blocks():
+    all_compiled = all(can_compile(each.policy, has_scores=batching.source.meta.scores_recorded) for each in passes)
+    # Blocks that take well under a second, so that stopping does too.
+    block_steps = MAX_BLOCK_STEPS if all_compiled else SLOW_BLOCK_STEPS
+    future = _future(batching, block_steps) if any(looking_ahead) else None
+    for block in batching.blocks(block_steps):
         prepared = prepare(block.offsets_S1, block.rows.ids_RLK, block.rows.gates_RLK, batching.source.meta.num_experts)
         next_use = None if future is None else next(future)
         uncounted = min(block.steps, max(0, warmup_steps - done))
@@ -108,7 +111,7 @@ def _replay(
     return done
 
 
-def _future(batching: Batching) -> Iterator[NextUse]:
+def _future(batching: Batching, block_steps: int) -> Iterator[NextUse]:
     """What ``belady`` knows, from a read of its own."""
     from runtime.simulate.lookahead import next_uses
     from runtime.simulate.prepare import prepare
@@ -116,7 +119,10 @@ def _future(batching: Batching) -> Iterator[NextUse]:
     experts = batching.source.meta.num_experts
 
     return next_uses(
-        (prepare(block.offsets_S1, block.rows.ids_RLK, block.rows.gates_RLK, experts) for block in batching.blocks()),
+        (
+            prepare(block.offsets_S1, block.rows.ids_RLK, block.rows.gates_RLK, experts)
+            for block in batching.blocks(block_steps)
+        ),
         experts,
     )
 

@@ -1,0 +1,178 @@
+"""What ``caee simulate`` does around the simulator: open the trace, describe the machine, keep the result."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from runtime.simulate.machine import MachineRequest
+    from runtime.simulate.scenario import Scenario
+    from store.session import Store
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimulationRequest:
+    """The command's options, parsed."""
+
+    trace: Path
+    scenario: Scenario
+    machine: MachineRequest
+    num_experts: int | None
+    load_profile: Path | None
+    output: Path | None
+    force: bool
+
+
+def request_of(
+    trace: Path,
+    *,
+    scenario: Mapping[str, Any],
+    machine: Mapping[str, Any],
+    seconds_per_expert: str | None,
+    expert_bytes: str | None,
+    model: Path | None,
+    num_experts: int | None,
+    load_profile: Path | None,
+    output: Path | None,
+    force: bool,
+) -> SimulationRequest:
+    """The request of the command's options; what was not given keeps its default. Raises ``UsageError``."""
+    from probes.errors import UsageError
+    from probes.units import parse_size
+    from runtime.models.config import read_moe_shape
+    from runtime.simulate.machine import MachineRequest
+    from runtime.simulate.scenario import Scenario
+
+    if output is not None and output.exists() and not force:
+        raise UsageError(f"{output} exists already", hint="choose another name, or add --force to replace it")
+    if expert_bytes is not None and model is not None:
+        raise UsageError("--expert-bytes and --model both give the experts' size", hint="give one of them")
+    size = None if expert_bytes is None else parse_size(expert_bytes)
+    if model is not None:
+        size = read_moe_shape(model).expert_bytes
+    given: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in scenario.items() if value
+    }
+    return SimulationRequest(
+        trace=trace,
+        scenario=Scenario(**given),
+        machine=MachineRequest(seconds_per_expert=_numbers(seconds_per_expert), expert_bytes=size, **machine),
+        num_experts=num_experts,
+        load_profile=load_profile,
+        output=output,
+        force=force,
+    )
+
+
+def simulate_and_store(request: SimulationRequest, store: Store) -> dict[str, Any]:
+    """The document of the simulation, which is kept; after Ctrl-C it covers the steps that were complete."""
+    from probes.ids import new_id, now
+    from runtime.simulate.document import simulation_document
+    from runtime.simulate.machine import machine_for
+    from runtime.simulate.run import simulate
+    from runtime.simulate.scenario import make_plan
+    from runtime.simulate.source import open_for_replay, read_loads
+    from runtime.trace.importers.formats import ImportOptions
+
+    loads = None if request.load_profile is None else read_loads(request.load_profile)
+    options = ImportOptions(num_experts=request.num_experts)
+    with (
+        _progress("reading", request.trace) as reading,
+        open_for_replay(request.trace, options, on_progress=reading) as source,
+    ):
+        plan = make_plan(
+            request.scenario, source, lambda tier: machine_for(request.machine, store.calibration, tier), loads
+        )
+        with _progress("replaying", request.trace) as replaying, _Stopping() as stopping:
+
+            def progress(done: int, steps: int) -> None:
+                stopping.something_to_keep = done > request.scenario.warmup_steps
+                replaying(done / steps)
+
+            simulation = simulate(
+                source,
+                plan.passes,
+                batch_size=plan.batch_size,
+                warmup_steps=request.scenario.warmup_steps,
+                index=plan.index,
+                progress=progress,
+                stop=lambda: stopping.asked,
+            )
+    document = simulation_document(
+        simulation,
+        simulation_id=new_id(),
+        created_at=now(),
+        trace=str(request.trace),
+        expert_bytes=request.machine.expert_bytes,
+    )
+    store.save_simulation(document["simulation_id"], document["created_at"], document)
+    return document
+
+
+def finish(document: dict[str, Any], request: SimulationRequest, *, as_json: bool) -> None:
+    """Write the page, print the result. Raises ``Interrupted`` if the replay was stopped."""
+    from caee_cli.output import emit_json, note, show
+    from probes.errors import Interrupted
+    from probes.files import written_whole
+    from reports.simulation import simulation_page, simulation_tables
+
+    if request.output is not None:
+        with written_whole(request.output, force=request.force) as stream:
+            stream.write(simulation_page(document).encode())
+        note(f"Wrote {request.output}")
+    if as_json:
+        emit_json(document)
+    else:
+        show(*simulation_tables(document))
+    if document["interrupted"]:
+        raise Interrupted(
+            f"interrupted; {document['policies'][0]['steps']} of "
+            f"{document['trace']['planned_steps'] - document['trace']['warmup_steps']} steps are complete, and kept as "
+            f"simulation {document['simulation_id']}"
+        )
+
+
+def _numbers(written: str | None) -> tuple[float, ...]:
+    from probes.errors import UsageError
+
+    try:
+        return tuple(float(number) for number in (written or "").split(",") if number.strip())
+    except ValueError as error:
+        raise UsageError(f"--seconds-per-expert {written!r}: {error}", hint="such as 0.002, or 0.002,0.003") from error
+
+
+class _Stopping:
+    """Ctrl-C asks for a stop at the next block once there is something to keep; before that, and twice, it stops."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self.something_to_keep = False
+        self._before: Any = None
+
+    def __enter__(self) -> _Stopping:
+        self._before = signal.signal(signal.SIGINT, self._ask)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        signal.signal(signal.SIGINT, self._before)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self.asked or not self.something_to_keep:
+            raise KeyboardInterrupt
+        self.asked = True
+
+
+@contextlib.contextmanager
+def _progress(what: str, path: Path) -> Iterator[Callable[[float], None]]:
+    """A bar that is told fractions."""
+    from caee_cli.output import progress
+
+    with progress() as bar:
+        task = bar.add_task(f"{what} {path.name}", total=1.0)
+        yield lambda fraction: bar.update(task, completed=fraction)

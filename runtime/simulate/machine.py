@@ -1,0 +1,94 @@
+"""The machine to simulate, from a calibration, a data sheet or a plain number."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from probes.errors import UsageError
+from probes.records import Calibration
+from runtime.cost import CostTable, cost_table, uniform_costs
+from runtime.policy.types import NO_GROUPS
+from runtime.profiles import PROFILES, profile_costs
+from runtime.simulate.records import SimulatedMachine
+
+DEFAULT_DEVICES = 8
+LONGEST_SECONDS = 1e6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineRequest:
+    """``devices`` None: as many as were calibrated, else 8. ``seconds_per_expert``: one for all devices or one each."""
+
+    devices: int | None = None
+    seconds_per_expert: tuple[float, ...] = ()
+    machine: str | None = None
+    expert_bytes: int | None = None
+    expert_compute_seconds: float = 0.0
+    overlap: bool = False
+    dense_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        if bool(self.seconds_per_expert) == (self.machine is not None):
+            raise UsageError(
+                "the machine is not described" if self.machine is None else "two machines are described",
+                hint="give either --seconds-per-expert S, or --machine with --expert-bytes or --model "
+                f"(profiles: {', '.join(PROFILES)}; or the id of a calibration)",
+            )
+        if self.machine is not None and self.expert_bytes is None:
+            raise UsageError(
+                "how long an expert takes on this machine depends on its size",
+                hint="give --expert-bytes 43MB, or --model with the model's config.json",
+            )
+        if self.devices is not None and self.devices < 1:
+            raise UsageError(f"--devices {self.devices} is below 1")
+        for name in ("expert_compute_seconds", "dense_seconds"):
+            _check_seconds(name, getattr(self, name))
+        for seconds in self.seconds_per_expert:
+            _check_seconds("seconds_per_expert", seconds)
+
+
+def machine_for(request: MachineRequest, calibration_of: Callable[[str], Calibration], tier: str) -> SimulatedMachine:
+    """The machine with experts in ``tier``. ``calibration_of``: the stored calibration of an id.
+
+    Raises ``UsageError`` and ``InputError``, and what ``calibration_of`` raises.
+    """
+    costs, origin = _costs(request, calibration_of, tier)
+    return SimulatedMachine(
+        tier=tier,
+        costs=costs,
+        expert_compute_seconds=request.expert_compute_seconds,
+        overlap=request.overlap,
+        dense_seconds=request.dense_seconds,
+        origin=origin,
+    )
+
+
+def _costs(request: MachineRequest, calibration_of: Callable[[str], Calibration], tier: str) -> tuple[CostTable, str]:
+    if request.seconds_per_expert:
+        given = request.seconds_per_expert
+        devices = request.devices or (len(given) if len(given) > 1 else DEFAULT_DEVICES)
+        if len(given) not in (1, devices):
+            raise UsageError(f"{len(given)} values of --seconds-per-expert do not fit {devices} devices")
+        if len(given) == 1:
+            return uniform_costs(given[0], devices), "seconds per expert as given"
+        return CostTable(seconds_per_expert=given, groups=NO_GROUPS), "seconds per expert as given"
+    assert request.machine is not None
+    assert request.expert_bytes is not None
+    if request.machine in PROFILES:
+        costs = profile_costs(request.machine, tier, request.devices or DEFAULT_DEVICES, request.expert_bytes)
+        return costs, f"{PROFILES[request.machine].source}, at its stated rate"
+    calibration = calibration_of(request.machine)
+    measured = [device.name_on_link for device in calibration.devices] or ["cpu:0"]
+    devices = request.devices or len(measured)
+    # More devices than were measured: the further ones are like the first, behind the same shared links.
+    names = [measured[device % len(measured)] for device in range(devices)]
+    origin = f"calibration {calibration.calibration_id}"
+    if devices > len(measured):
+        origin += f", which measured {len(measured)} of {devices} devices; the others are taken to be like them"
+    return cost_table(calibration, tier, names, request.expert_bytes), origin
+
+
+def _check_seconds(name: str, seconds: float) -> None:
+    if not 0 <= seconds < LONGEST_SECONDS:
+        raise UsageError(f"--{name.replace('_', '-')} {seconds:g} is not between 0 and {LONGEST_SECONDS:g} seconds")

@@ -1,0 +1,57 @@
+"""The trace to replay, from any file that holds routing."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from probes.errors import TraceError
+from runtime.trace.importers.detect import detect_and_open
+from runtime.trace.importers.formats import ImportOptions
+from runtime.trace.reader import TraceReader
+from runtime.trace.records import LoadProfile, TraceSource
+from runtime.trace.writer import write_trace
+
+
+@contextlib.contextmanager
+def open_for_replay(
+    path: Path, options: ImportOptions | None = None, *, on_progress: Callable[[float], None] | None = None
+) -> Iterator[TraceSource]:
+    """The trace in ``path``. Another tool's dump is first turned into a temporary trace: replaying looks twice.
+
+    ``on_progress`` is told the fraction of a dump that was read. Raises ``TraceError``, also for counts without tokens.
+    """
+    source = detect_and_open(path, options)
+    if isinstance(source, LoadProfile):
+        raise TraceError(
+            f"{path} holds counts, not tokens: which experts a token chose together, and in which order tokens came, "
+            "is not in it, so that there is nothing to replay",
+            hint="caee trace show FILE gives its load balance; caee trace synth --profile FILE makes a trace of it",
+        )
+    if isinstance(source, TraceReader):
+        yield source
+        return
+    with tempfile.TemporaryDirectory(prefix="caee-") as folder:
+        copy = Path(folder) / "trace.parquet"
+        write_trace(copy, source, on_progress=on_progress)
+        yield _Imported(copy, source.notes)
+
+
+class _Imported(TraceReader):
+    """A temporary trace with the notes of the import that made it."""
+
+    def __init__(self, path: Path, notes: tuple[str, ...]) -> None:
+        super().__init__(path)
+        self._notes = notes
+
+
+def read_loads(path: Path) -> LoadProfile:
+    """A load profile for a balanced placement. Raises ``TraceError`` where the file holds none."""
+    profile = detect_and_open(path)
+    if not isinstance(profile, LoadProfile):
+        raise TraceError(
+            f"{path} is a trace, not a load profile", hint="its warm-up steps are used without --load-profile"
+        )
+    return profile
