@@ -6,7 +6,6 @@ array of that shape is a sequence, named by its key.
 
 from __future__ import annotations
 
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,11 +22,12 @@ from runtime.trace.records import MAX_EXPERTS, Bools, RoutingTrace, TraceMeta
 
 _NO_WEIGHTS = "vLLM's routed_experts hold ids, but no weights: each of a token's experts gets an equal share"
 _NO_PHASES = "the arrays do not say where a prompt ends: phases are unknown (give --phase to set one)"
+_NPY_MAGIC = b"\x93NUMPY"
 _BATCH = 4096
 
 
 def _recognises(head: Head) -> bool:
-    if head.start.startswith(b"\x93NUMPY"):
+    if head.start.startswith(_NPY_MAGIC):
         return True
     return head.start.startswith(b"PK\x03\x04") and b".npy" in head.start[:512]
 
@@ -123,18 +123,18 @@ def _is_routing(array: npt.NDArray[Any]) -> bool:
 
 
 def _arrays(path: Path) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-    """Name and array of every array in the file, one in memory at a time."""
-    with plain_file(path) as plain:
+    """Name and array of every array in the file, one in memory at a time; pickled objects are refused."""
+    with plain_file(path) as plain, plain.open("rb") as stream:
         try:
-            # A single array is mapped, so that its size does not matter; pickled objects are refused.
-            loaded = np.load(plain, mmap_mode="r", allow_pickle=False)
-            if isinstance(loaded, np.ndarray):
-                yield path.name.split(".", 1)[0], loaded
+            if stream.read(len(_NPY_MAGIC)) == _NPY_MAGIC:
+                # A single array is mapped, so that its size does not matter.
+                yield path.name.split(".", 1)[0], np.load(plain, mmap_mode="r", allow_pickle=False)
                 return
-            with loaded:
-                for name in loaded.files:
-                    yield name, loaded[name]
-        except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+            stream.seek(0)
+            loaded = np.load(stream, allow_pickle=False)
+            for name in loaded.files:
+                yield name, loaded[name]
+        except Exception as error:  # NumPy raises whatever its parsers meet: TokenError, NotImplementedError, …
             raise TraceError(
                 f"{path}: cut off, damaged, or with pickled objects, which are refused ({error})",
                 hint="save plain integer arrays with numpy.save or numpy.savez",

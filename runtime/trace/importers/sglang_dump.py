@@ -68,7 +68,7 @@ def _load(path: Path) -> dict[str, Any]:
                 f"{path}: holds objects that only executing code could load; refused",
                 hint="only dumps of tensors, numbers, lists and dictionaries are read",
             ) from error
-        except (RuntimeError, OSError, EOFError, ValueError, KeyError) as error:
+        except Exception as error:  # whatever its unpickler meets in damaged bytes
             raise TraceError(f"{path}: cut off or damaged ({error})", hint="copy or dump the file again") from error
     if not isinstance(dump, dict):
         raise TraceError(f"{path}: a torch file, but not an SGLang recorder dump: it holds a {type(dump).__name__}")
