@@ -39,6 +39,7 @@ def calibration_document(calibration: Calibration) -> dict[str, Any]:
         "devices": [asdict(device) for device in calibration.devices],
         "link_groups": [asdict(group) for group in calibration.link_groups],
         "models": [_model(model) for model in calibration.models],
+        "layers": [asdict(layer) for layer in calibration.layers],
         "warnings": list(calibration.warnings),
     }
 

@@ -212,8 +212,60 @@ class LinkModel:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LayerFit:
+    """Seconds of a MoE layer by n, the experts activated on the device: a line β + n·αS/B, or a table.
+
+    ``knots``: (n, seconds), ascending, for the form ``table``; empty for a line. ``seconds_per_expert``: αS/B, for a
+    table the mean slope of its upper half.
+    """
+
+    form: ModelForm
+    beta_seconds: float
+    seconds_per_expert: float
+    knots: tuple[tuple[float, float], ...] = ()
+
+    def seconds(self, experts: float) -> float:
+        """Predicted time with ``experts`` activated; a table goes on with the slope of its last two points."""
+        if not self.knots:
+            return self.beta_seconds + self.seconds_per_expert * experts
+        counts = [count for count, _ in self.knots]
+        at = min(max(bisect.bisect_right(counts, experts), 1), len(counts) - 1)
+        (low, low_seconds), (high, high_seconds) = self.knots[at - 1 : at + 1]
+        slope = (high_seconds - low_seconds) / (high - low)
+        if experts > high:
+            return high_seconds + max(slope, 0.0) * (experts - high)
+        return low_seconds + slope * (max(experts, low) - low)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerShape:
+    """What a layer's time depends on beside n. ``num_experts`` counts those of all devices together."""
+
+    kernel: str
+    dtype: str
+    hidden_size: int
+    intermediate_size: int
+    top_k: int
+    num_experts: int
+    expert_parallel_size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerModel:
+    """On-device cost of one layer shape. ``holdout_error``: median |relative error| on rows left out of a fit."""
+
+    shape: LayerShape
+    fit: LayerFit
+    holdout_error: float | None
+    status: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """The cost models fitted from one probe or one import. ``origin`` is ``probe`` or says what was imported."""
+    """The cost models fitted from one probe or one import. ``origin`` is ``probe`` or says what was imported.
+
+    ``layers``: whole layers on a device, where kernels were measured and not only links.
+    """
 
     calibration_id: str
     created_at: str
@@ -224,3 +276,4 @@ class Calibration:
     models: tuple[LinkModel, ...]
     link_groups: tuple[LinkGroup, ...]
     warnings: tuple[str, ...] = ()
+    layers: tuple[LayerModel, ...] = ()

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from probes.checkup import Finding
 from probes.drift import CheckedLink, DriftReport
-from probes.records import Calibration, Device, LinkGroup, LinkMeasurement, LinkModel, LinkStatus, Probe
+from probes.records import (
+    Calibration,
+    Device,
+    LayerModel,
+    LinkGroup,
+    LinkMeasurement,
+    LinkModel,
+    LinkStatus,
+    ModelForm,
+    Probe,
+)
 from probes.text import printable
 from probes.units import format_rate, format_seconds, format_size
 
@@ -48,10 +59,38 @@ def calibration_tables(calibration: Calibration) -> list[RenderableType]:
         table.add_row(*_model_row(model))
     return [
         table,
+        *([layers_table(calibration.layers)] if calibration.layers else []),
         *_lines(_groups(calibration.link_groups)),
         *_lines(_remark(model, model.warnings) for model in calibration.models),
         *_lines(calibration.warnings),
     ]
+
+
+def layers_table(layers: Sequence[LayerModel]) -> Table:
+    """Layers on the device by kernel and weight type: the JSON holds every shape."""
+    table = _table(
+        "Layer time by activated experts",
+        ("kernel", "weights", "shapes", "lines", "β", "per expert", "hold-out", "poor"),
+    )
+    kinds = sorted({(layer.shape.kernel, layer.shape.dtype) for layer in layers})
+    for kernel, dtype in kinds:
+        found = [layer for layer in layers if (layer.shape.kernel, layer.shape.dtype) == (kernel, dtype)]
+        errors = [layer.holdout_error for layer in found if layer.holdout_error is not None]
+        table.add_row(
+            printable(kernel),
+            printable(dtype),
+            str(len(found)),
+            str(sum(layer.fit.form is ModelForm.AFFINE for layer in found)),
+            _span([layer.fit.beta_seconds for layer in found]),
+            _span([layer.fit.seconds_per_expert for layer in found]),
+            _share(statistics.median(errors) if errors else None),
+            str(sum(layer.status == "poor" for layer in found)),
+        )
+    return table
+
+
+def _span(seconds: Sequence[float]) -> str:
+    return f"{format_seconds(min(seconds))} – {format_seconds(max(seconds))}"
 
 
 def drift_tables(report: DriftReport) -> list[RenderableType]:

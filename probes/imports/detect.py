@@ -7,14 +7,14 @@ from pathlib import Path
 
 from probes.errors import ImportFormatError, InputError
 from probes.ids import new_id, now
-from probes.imports import nvbandwidth
+from probes.imports import kernel_tables, nvbandwidth
 from probes.imports.figures import Figures
 from probes.records import Calibration
 
 _MAX_BYTES = 64 << 20
 # Name of the format, whether a text looks like it, and its reader.
 _READERS: tuple[tuple[str, Callable[[str], bool], Callable[[str], Figures]], ...] = (
-    ("nvbandwidth", nvbandwidth.looks_like, nvbandwidth.read),
+    ("nvbandwidth output", nvbandwidth.looks_like, nvbandwidth.read),
 )
 
 
@@ -24,30 +24,38 @@ def import_measurement(path: Path) -> Calibration:
     Raises ``InputError`` where the file cannot be read and ``ImportFormatError`` where it is of no known format or
     contradicts itself.
     """
-    text = _read(path)
+    content = _read(path)
+    name, figures = _figures(path, content)
+    return Calibration(
+        calibration_id=new_id(),
+        created_at=now(),
+        probe_id=None,
+        origin=f"{name} {path.name}",
+        fingerprint=None,
+        devices=figures.devices,
+        models=figures.models,
+        link_groups=figures.link_groups,
+        warnings=figures.warnings,
+        layers=figures.layers,
+    )
+
+
+def _figures(path: Path, content: bytes) -> tuple[str, Figures]:
+    if content.startswith(kernel_tables.MAGIC):
+        return "kernel table", kernel_tables.figures_of(path)
+    text = content.decode(encoding="utf-8", errors="replace")
     for name, looks_like, read in _READERS:
         if looks_like(text):
-            figures = read(text)
-            return Calibration(
-                calibration_id=new_id(),
-                created_at=now(),
-                probe_id=None,
-                origin=f"{name} output {path.name}",
-                fingerprint=None,
-                devices=figures.devices,
-                models=figures.models,
-                link_groups=figures.link_groups,
-                warnings=figures.warnings,
-            )
-    known = ", ".join(name for name, _, _ in _READERS)
+            return name, read(text)
+    known = ", ".join(["kernel table (Parquet)", *(name for name, _, _ in _READERS)])
     raise ImportFormatError(f"{path} is of no format that can be imported", hint=f"known formats: {known}")
 
 
-def _read(path: Path) -> str:
+def _read(path: Path) -> bytes:
     try:
         size = path.stat().st_size
         if size > _MAX_BYTES:
             raise ImportFormatError(f"{path} has {size} bytes: no measuring tool writes so much", hint="check the path")
-        return path.read_text(encoding="utf-8", errors="replace")
+        return path.read_bytes()
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}", hint="check the path and its permissions") from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from probes.ids import new_id
-from probes.records import Concurrency, Device, LinkGroup, LinkKind, LinkMode, LinkModel, ModelForm
+from probes.records import Concurrency, Device, LayerModel, LinkGroup, LinkKind, LinkMode, LinkModel, ModelForm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,6 +16,7 @@ class Figures:
     models: tuple[LinkModel, ...]
     link_groups: tuple[LinkGroup, ...]
     warnings: tuple[str, ...]
+    layers: tuple[LayerModel, ...] = ()
 
 
 def model_of_rate(
