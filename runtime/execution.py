@@ -74,7 +74,9 @@ class ExpertExecution:
         self.books = tuple(books)
         self.num_experts = loaded.num_experts
         self.num_layers = len(loaded.experts)
+        # Known after the first forward pass.
         self.top_k = 0
+        self.hidden_size = 0
         self.check_ranks = False
         self.context: StepContext | None = None
         self._ranks = ranks
@@ -83,22 +85,27 @@ class ExpertExecution:
         # What each cache slot really holds, as layer · N + expert; the book says what it should hold.
         self._held = np.full(layout.cache_slots, -1, np.int64)
         self._router_policy = make_policy(parse_policy("router"), offloading=layout.offloading)
+        self.kernels: list[StockKernel] = []
         self._routers: list[RouterView] = []
         parents = {
             id(child): (name, parent) for name, parent in loaded.model.named_modules() for child in parent.children()
         }
         for layer, module in enumerate(loaded.experts):
             name, parent = parents[id(module)]
-            self._routers.append(RouterView(module, parent, name))
-            kernel = StockKernel(module, pool)
-            module.forward = partial(self._forward, layer, kernel)
+            self._routers.append(RouterView(module, parent, f"{name} ({loaded.family})"))
+            self.kernels.append(StockKernel(module, pool))
+            module.forward = partial(self._forward, layer, self.kernels[-1])
 
     def weight_rule(self) -> WeightRule:
         """How the model makes weights of scores, known after the first forward pass; the same in every layer."""
-        rules = {(r.rule.function, r.rule.renormalize, round(r.rule.scaling, 3)) for r in self._routers}
-        if len(rules) != 1:
-            raise CheckpointError(f"the routers of this model weigh in different ways: {sorted(rules)}")
-        return self._routers[0].rule
+        first = self._routers[0].rule
+        for router in self._routers:
+            if not router.rule.agrees(first):
+                raise CheckpointError(
+                    f"the routers of this model weigh in different ways: {first} and {router.rule}",
+                    hint="this family cannot be run with a policy; please report its name",
+                )
+        return first
 
     def fill_caches(self) -> None:
         """Bring every expert of every device into its cache, for inference with all experts on the devices."""
@@ -138,7 +145,7 @@ class ExpertExecution:
     ) -> torch.Tensor:
         context = self.context
         assert context is not None, "start_step comes first"
-        self.top_k = top_k_index.shape[1]
+        self.top_k, self.hidden_size = top_k_index.shape[1], hidden_states.shape[-1]
         timers = context.record.timers
         start = time.perf_counter()
         ids_TK, weights_TK = self._route(layer, context, top_k_index, top_k_weights)

@@ -2,8 +2,8 @@
 
 A router returns ``(logits [T,N], weights [T,K], integer ids [T,K])``. From the logits the gate scores follow by softmax
 or by sigmoid, plus a bias on the selection where the router has one. Which of them, and how the weights are normalised
-and scaled, is inferred from the first real tokens, and checked against what the router itself chose: a router that
-does not fit is refused rather than guessed at.
+and scaled, is inferred from the first tokens, and checked against what the router itself chose: a router that does not
+fit is refused rather than guessed at.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from probes.errors import CheckpointError
 WEIGHT_TOLERANCE = 2e-2
 """Relative; bfloat16 weights carry 8 bits."""
 
+_BIAS_NAMES = ("correction_bias", "expert_bias")
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightRule:
@@ -28,15 +30,21 @@ class WeightRule:
     renormalize: str
     scaling: float
 
+    def agrees(self, other: WeightRule) -> bool:
+        """Whether both rules are the same but for the rounding of the weights that the scaling was inferred from."""
+        same = (self.function, self.renormalize) == (other.function, other.renormalize)
+        return same and abs(self.scaling / other.scaling - 1.0) < WEIGHT_TOLERANCE
+
 
 class RouterView:
-    """Follows one router by a forward hook and yields its scores."""
+    """Follows one router by a forward hook and yields its scores. ``name``: of its layer and family, for messages."""
 
-    def __init__(self, experts: torch.nn.Module, parent: torch.nn.Module, layer_name: str) -> None:
-        self._layer_name = layer_name
+    def __init__(self, experts: torch.nn.Module, parent: torch.nn.Module, name: str) -> None:
+        self._name = name
         self._logits: torch.Tensor | None = None
         self._rule: WeightRule | None = None
-        self._bias: torch.Tensor | None = None
+        self._bias = _selection_bias(experts, parent)
+        self._biased = "scores"
         for child in parent.children():
             if child is not experts:
                 child.register_forward_hook(self._see)
@@ -51,8 +59,6 @@ class RouterView:
             return
         if output[2].dtype in (torch.int64, torch.int32):
             self._logits = output[0]
-            bias = getattr(module, "e_score_correction_bias", None)
-            self._bias = bias if isinstance(bias, torch.Tensor) else None
 
     def scores(self, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Gate scores and selection scores, float32 [T, N], of the router's last call.
@@ -60,32 +66,61 @@ class RouterView:
         Raises ``CheckpointError`` where they do not explain what the router chose.
         """
         if self._logits is None:
-            raise self._refused("its router does not return (logits, weights, ids)")
+            raise self._refused("it does not return (logits, weights, ids)")
         logits = self._logits.reshape(-1, self._logits.shape[-1]).float()
         if self._rule is None:
             self._rule = self._infer(logits, top_k_index, top_k_weights)
         scores = _gate(self._rule.function, logits)
-        return scores, scores if self._bias is None else scores + self._bias.float()
+        if self._bias is None:
+            return scores, scores
+        return scores, (scores if self._biased == "scores" else logits) + self._bias
 
     def _infer(self, logits: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> WeightRule:
-        given = weights.float()
+        sound = logits.isfinite().all(1) & weights.isfinite().all(1)
+        if not sound.any():
+            raise self._refused("its scores are not numbers, so the checkpoint is probably damaged")
+        logits, ids, given = logits[sound], ids[sound], weights[sound].float()
         functions = ("sigmoid", "softmax") if self._bias is not None else ("softmax", "sigmoid")
         for function in functions:
-            chosen = _gate(function, logits).gather(1, ids)
+            scores = _gate(function, logits)
+            chosen = scores.gather(1, ids)
             for renormalize in ("survivors", "none"):
                 plain = chosen / chosen.sum(1, keepdim=True) if renormalize == "survivors" else chosen
                 scaling = float((given.sum() / plain.sum()).item())
                 if torch.allclose(given, plain * scaling, rtol=WEIGHT_TOLERANCE, atol=1e-6):
                     # A factor within the weights' own rounding of 1 is 1.
                     near_one = abs(scaling - 1.0) < WEIGHT_TOLERANCE / 4
+                    self._biased = self._what_is_biased(scores, logits, ids)
                     return WeightRule(function=function, renormalize=renormalize, scaling=1.0 if near_one else scaling)
         raise self._refused("its weights are neither softmax nor sigmoid of its logits")
 
+    def _what_is_biased(self, scores: torch.Tensor, logits: torch.Tensor, ids: torch.Tensor) -> str:
+        """Where the bias is added: to whichever explains more of the router's choice, which groups may have limited."""
+        if self._bias is None:
+            return "scores"
+        found = {
+            name: _found(ids, (values + self._bias).topk(ids.shape[1]).indices)
+            for name, values in (("scores", scores), ("logits", logits))
+        }
+        return max(found, key=lambda name: found[name])
+
     def _refused(self, why: str) -> CheckpointError:
         return CheckpointError(
-            f"the router of {self._layer_name} is not understood: {why}",
-            hint="this family can only be run as it is; please report its name",
+            f"the router of {self._name} is not understood: {why}",
+            hint="this family cannot be run with a policy; please report its name",
         )
+
+
+def _selection_bias(experts: torch.nn.Module, parent: torch.nn.Module) -> torch.Tensor | None:
+    """The correction that a router adds to its ranking [N], wherever in the MoE block it is kept."""
+    for name, tensor in [*parent.named_parameters(), *parent.named_buffers()]:
+        if name.endswith(_BIAS_NAMES) and tensor.numel() == experts.num_experts:
+            return tensor.detach().reshape(-1).float()
+    return None
+
+
+def _found(ids: torch.Tensor, expected: torch.Tensor) -> int:
+    return int((ids[:, :, None] == expected[:, None, :]).any(2).sum())
 
 
 def _gate(function: str, logits: torch.Tensor) -> torch.Tensor:
