@@ -73,6 +73,7 @@ def run_record(options: RunOptions, report: RankReport, fingerprint: Fingerprint
             )
         ),
         warnings=_warnings(options, report),
+        roofline=report.roofline,
     )
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from probes.backend import TorchBackend
-from probes.errors import DeviceError
+from probes.errors import DeviceError, InputError
 from probes.files import written_whole
 from probes.records import Device
 from runtime.cache import CacheBook, parse_cache
@@ -37,7 +37,8 @@ from runtime.policy.spec import parse_policy
 from runtime.policy.types import Policy, PolicySpec
 from runtime.quality import measure_quality
 from runtime.recording import PassRecord
-from store.records import Quality
+from runtime.roofline import measure_roofline
+from store.records import Quality, Roofline
 
 Batches = list[list[list[int]]]
 PassesOfRanks = list[list[PassRecord]]
@@ -69,6 +70,7 @@ class RankReport:
     baseline: list[list[PassRecord]]
     treated: list[list[PassRecord]]
     quality: Quality | None
+    roofline: Roofline | None
     prompt_texts: tuple[str, ...]
     baseline_texts: tuple[str, ...]
     treated_texts: tuple[str, ...]
@@ -154,7 +156,25 @@ class RankSession:
                 self.progress.advance()
             self._keep(batches, policy, baseline, treated)
         self.execution.restore(snapshot)
-        return replace(self._report(batches, policy, baseline, treated), quality=self._quality(policy))
+        report = self._report(batches, policy, baseline, treated)
+        return replace(report, quality=self._quality(policy), roofline=self._roofline())
+
+    def _roofline(self) -> Roofline:
+        """Measured last: it computes with whatever slot 0 holds, and rows of no meaning."""
+        memory = None
+        if self.options.calibration is not None:
+            names = [self.devices[self.ranks.rank].name_on_link]
+            size = self.index.expert_bytes
+            with contextlib.suppress(InputError):  # that link may have been waived
+                memory = size / cost_table(self.options.calibration, "device", names, size).seconds_per_expert[0]
+        return measure_roofline(
+            self.backend,
+            self.execution.kernels[0],
+            self.pool,
+            hidden_size=self.execution.hidden_size,
+            fetch_seconds=None if self.costs is None else self.costs.seconds_per_expert[self.ranks.rank],
+            memory_bytes_per_s=memory,
+        )
 
     def _keep(self, batches: Batches, policy: Policy, baseline: PassesOfRanks, treated: PassesOfRanks) -> None:
         """What is complete so far survives an interruption."""
@@ -183,6 +203,7 @@ class RankSession:
             baseline=[list(passes) for passes in zip(*baseline, strict=True)],
             treated=[list(passes) for passes in zip(*treated, strict=True)],
             quality=None,
+            roofline=None,
             prompt_texts=tuple(decode(ids) for ids in batches[0]),
             baseline_texts=tuple(decode(ids) for ids in baseline[0][0].token_ids),
             treated_texts=tuple(decode(ids) for ids in treated[0][0].token_ids),

@@ -169,6 +169,32 @@ class SampleText:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RooflinePoint:
+    """One resident expert on ``tokens`` tokens: floating-point operations and measured seconds."""
+
+    tokens: int
+    flops: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Roofline:
+    """Expert matmuls on one device against its limits (paper, Fig. 1).
+
+    ``expert_bytes``: one expert as computed with, read once. ``peak_flops_per_s``: a large square matmul of the same
+    dtype. ``memory_bytes_per_s``: reading, as calibrated. ``fetch_seconds``: bringing one expert to the device.
+    """
+
+    device: str
+    dtype: str
+    peak_flops_per_s: float
+    memory_bytes_per_s: float | None
+    expert_bytes: int
+    fetch_seconds: float | None
+    points: tuple[RooflinePoint, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """Everything one ``caee run`` measured."""
 
@@ -192,3 +218,4 @@ class RunRecord:
     predicted: Prediction | None
     samples: tuple[SampleText, ...]
     warnings: tuple[str, ...]
+    roofline: Roofline | None = None
