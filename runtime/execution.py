@@ -33,6 +33,7 @@ from runtime.policy.make import make_policy
 from runtime.policy.spec import parse_policy
 from runtime.policy.types import SHARE_UNIT, Bools, Ints, LinkGroups, Machine, Policy, Routed, Tokens
 from runtime.recording import Counts, LayerStep, StepRecord
+from runtime.trace.live import NoObserver, RoutingObserver
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +79,7 @@ class ExpertExecution:
         self.top_k = 0
         self.hidden_size = 0
         self.check_ranks = False
+        self.observer: RoutingObserver = NoObserver()
         self.context: StepContext | None = None
         self._ranks = ranks
         self._transfers = transfers
@@ -131,6 +133,7 @@ class ExpertExecution:
     def start_step(self, context: StepContext) -> None:
         """Every forward pass of the model begins with this."""
         self.context = context
+        self.observer.start_step(context.real_T, prefill=context.record.prefill)
         if not context.bypass_cache:
             for book in self.books:
                 book.start_step()
@@ -169,6 +172,7 @@ class ExpertExecution:
         own_TK = top_k_index.detach().cpu().numpy().astype(np.int64)
         own_TK[~context.real_T] = -1
         tokens = self._tokens(layer, context, own_TK, top_k_index, top_k_weights)
+        self.observer.see(layer, tokens)
         before_D = self._missing(layer, own_TK)
         machine = self._machine(layer)
         # Bad scores never stop a live run: the layer falls back to the router's own choice, and is counted.
