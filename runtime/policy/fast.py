@@ -206,6 +206,7 @@ class Budget(_Compensated):
             layer.groups.members,
             layer.groups.factors_G,
             self._price,
+            np.empty((3, len(kept_N)), dtype=np.int64),
             load_D,
             kept_N,
         )

@@ -259,15 +259,17 @@ def decide_budget(
     members: Ints,
     factors_G: Ints,
     price: float,
+    scratch_3N: Ints,
     load_D: Ints,
     kept_N: Bools,
 ) -> int:
     """The level of cost that minimises F(kept)/c̄ + price · Σ_{pruned} I; returns Σ_{pruned} I (in 2⁻³⁰).
 
     On each device experts enter in a fixed order, so an expert is kept at a level when the sum up to it is within it.
+    Allocates nothing, so that a caller may do without reference counts.
     """
     num_experts = len(importance_N)
-    order = np.empty(num_experts, np.int64)
+    order, minus_sum_to, by_level = scratch_3N[0], scratch_3N[1], scratch_3N[2]
     paid_total, removed, count = 0, 0, 0
     for pass_of in range(2):  # M first, then the rest
         start = count
@@ -283,20 +285,20 @@ def decide_budget(
     load_of(mandatory_N, device_N, paid_N, load_D)
     floor = f_of(load_D, starts_G1, members, factors_G)
 
-    sum_to = np.empty(count, np.int64)
     load_D[:] = 0
     for at in range(count):
         device = device_N[order[at]]
         load_D[device] += paid_N[order[at]]
-        sum_to[at] = load_D[device]
-    by_level = np.argsort(sum_to, kind="mergesort")
+        minus_sum_to[at] = -load_D[device]
+        by_level[at] = at
+    sort_by_importance(by_level, count, minus_sum_to)
     mean = paid_total / count if count > 0 else 0.0
 
     load_D[:] = 0
     best_value, best_removed, best_entered = np.inf, removed, 0
     entered, level = 0, floor
     while True:
-        while entered < count and sum_to[by_level[entered]] <= level:
+        while entered < count and -minus_sum_to[by_level[entered]] <= level:
             expert = order[by_level[entered]]
             load_D[device_N[expert]] += paid_N[expert]
             removed -= importance_N[expert]
@@ -307,7 +309,7 @@ def decide_budget(
             best_value, best_removed, best_entered = value, removed, entered
         if entered == count:
             break
-        level = sum_to[by_level[entered]]
+        level = -minus_sum_to[by_level[entered]]
     for at in range(best_entered):
         kept_N[order[by_level[at]]] = True
     load_of(kept_N, device_N, paid_N, load_D)

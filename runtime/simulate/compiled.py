@@ -11,7 +11,7 @@ from runtime.policy.types import PICOSECONDS, PolicySpec
 from runtime.simulate import keep, kernel
 from runtime.simulate.batches import Block
 from runtime.simulate.caches import empty_cache
-from runtime.simulate.layerstep import Layout, Rule, Totals
+from runtime.simulate.layerstep import Layout, Rule, Totals, new_layer_step
 from runtime.simulate.lookahead import NextUse
 from runtime.simulate.prepare import Prepared
 from runtime.simulate.records import Counts, PassSpec, Placement, SimulatedMachine
@@ -90,12 +90,15 @@ class CompiledPass:
             sums=np.zeros(6, np.int64),
             controller=np.array(START),
         )
+        self._now = new_layer_step(self._layout)
         self._times: list[npt.NDArray[np.int64]] = []
 
     def run(self, block: Block, prepared: Prepared, next_use: NextUse | None, uncounted: int) -> None:
         times = np.zeros(block.steps, np.int64)
         future = NO_FUTURE if next_use is None else next_use
-        kernel.run_block(prepared, self._layout, self._cache, self._rule, self._totals, future, times, uncounted)
+        kernel.run_block(
+            prepared, self._layout, self._cache, self._rule, self._totals, self._now, future, times, uncounted
+        )
         self._times.append(times[uncounted:])
 
     def counts(self) -> Counts:

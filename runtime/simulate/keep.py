@@ -117,17 +117,17 @@ def _expand(block: Prepared, layout: Layout, now: LayerStep, first: int, last: i
         if now.kept[at]:
             now.load[now.device[at]] += now.paid[at]
     base = f_of(now.load, layout.group_starts, layout.group_members, layout.group_factors)
-    candidates = 0
+    order, candidates = now.order[0], 0
     for at in range(last - first):
         # What costs nothing always fits, and what does not fit at once never will: loads only grow.
         if now.paid[at] == 0:
             now.kept[at] = True
         elif not now.kept[at] and now.load[now.device[at]] + now.paid[at] <= base:
-            now.order[candidates] = at
+            order[candidates] = at
             candidates += 1
-    sort_by_importance(now.order, candidates, block.importance[first:last])
+    sort_by_importance(order, candidates, block.importance[first:last])
     for rank in range(candidates):
-        at = now.order[rank]
+        at = order[rank]
         device, paid = now.device[at], now.paid[at]
         now.load[device] += paid
         now.kept[at] = now.load[device] <= base
@@ -156,6 +156,7 @@ def _keep_worthwhile(
         layout.group_members,
         layout.group_factors,
         price,
+        now.order,
         now.load,
         now.chosen[:actives],
     )

@@ -7,23 +7,24 @@ itself. Costs and times are integer picoseconds, shares integers in 2⁻³⁰.
 
 from __future__ import annotations
 
-from runtime.compile import compiled, inlined
+from runtime.compile import compiled_without_allocations, inlined
 from runtime.policy.kernels import f_of
 from runtime.simulate.caches import Cache, fetch, start_step, use
 from runtime.simulate.keep import keep_experts
-from runtime.simulate.layerstep import Int64s, LayerStep, Layout, Rule, Totals, clear, new_layer_step
+from runtime.simulate.layerstep import Int64s, LayerStep, Layout, Rule, Totals
 from runtime.simulate.prepare import Prepared
 
 MAX_MISSES, REMOVED, TOKENS, REROUTED, LAYER_STEPS, MOMENT = range(6)
 
 
-@compiled
+@compiled_without_allocations
 def run_block(
     block: Prepared,
     layout: Layout,
     cache: Cache,
     rule: Rule,
     totals: Totals,
+    now: LayerStep,
     next_use: Int64s,
     times: Int64s,
     uncounted: int,
@@ -33,27 +34,28 @@ def run_block(
     ``next_use``: [A] when the router next chooses each active expert, for ``belady``, else empty. The first
     ``uncounted`` steps are warm-up: they run, and count in no figure.
     """
-    now = new_layer_step(layout)
     place = 0
+    moment = totals.sums[MOMENT]
     for step in range(block.steps):
         start_step(cache)
         tokens = block.offsets[step + 1] - block.offsets[step]
         times[step] = layout.dense
         for layer in range(block.layers):
-            totals.sums[MOMENT] += 1
+            moment += 1
             at = step * block.layers + layer
             first, last = block.active_start[at], block.active_start[at + 1]
             for active in range(first, last) if len(next_use) else range(0):
                 cache.next_use[layer * layout.experts + block.active[active]] = next_use[active]
             choose_copies(block, layout, cache, now, layer, first, last)
             removed, rerouted = keep_experts(
-                block, layout, rule, totals.controller, now, totals.sums[MOMENT], first, last, place, tokens
+                block, layout, rule, totals.controller, now, moment, first, last, place, tokens
             )
-            dispatch(layout, cache, now, totals.sums[MOMENT], last - first)
+            dispatch(layout, cache, now, moment, last - first)
             times[step] += layer_time(layout, now)
             if step >= uncounted:
                 count(layout, totals, now, layer, tokens, removed, rerouted)
             place += tokens * block.slots
+    totals.sums[MOMENT] = moment
 
 
 @inlined
@@ -61,7 +63,8 @@ def choose_copies(
     block: Prepared, layout: Layout, cache: Cache, now: LayerStep, layer: int, first: int, last: int
 ) -> None:
     """Each active expert on the replica that costs the least now (ties: a resident one, then the lower device)."""
-    clear(now.misses_before)
+    for device in range(layout.devices):
+        now.misses_before[device] = now.misses[device] = now.dispatched[device] = 0
     for place in range(last - first):
         base = (layer * layout.experts + block.active[first + place]) * layout.replicas
         best = base
@@ -87,8 +90,6 @@ def choose_copies(
 @inlined
 def dispatch(layout: Layout, cache: Cache, now: LayerStep, moment: int, actives: int) -> None:
     """The kept experts are used, the absent ones are moved; caches change."""
-    clear(now.misses)
-    clear(now.dispatched)
     for place in range(actives):
         if now.kept[place]:
             now.dispatched[now.device[place]] += 1
@@ -106,12 +107,14 @@ def dispatch(layout: Layout, cache: Cache, now: LayerStep, moment: int, actives:
 @inlined
 def layer_time(layout: Layout, now: LayerStep) -> int:
     """F of the paid movements, and compute beside or after them."""
-    longest = 0
+    movements, dispatched = 0, 0
     for device in range(layout.devices):
         now.load[device] = now.misses[device] * layout.cost[device]
-        longest = max(longest, now.dispatched[device])
-    movements = f_of(now.load, layout.group_starts, layout.group_members, layout.group_factors)
-    compute = longest * layout.compute
+        movements = max(movements, now.load[device])
+        dispatched = max(dispatched, now.dispatched[device])
+    if len(layout.group_factors):
+        movements = f_of(now.load, layout.group_starts, layout.group_members, layout.group_factors)
+    compute = dispatched * layout.compute
     return max(movements, compute) if layout.overlap else movements + compute
 
 

@@ -85,24 +85,23 @@ class LayerStep(NamedTuple):
     dispatched: Int64s
 
 
-@inlined
 def new_layer_step(layout: Layout) -> LayerStep:
     """Scratch of the machine's size."""
     experts, devices = layout.experts, layout.devices
     return LayerStep(
-        np.zeros(experts, np.int64),
-        np.zeros(experts, np.int64),
-        np.zeros(experts, np.bool_),
-        np.zeros(experts, np.int64),
-        np.zeros(experts, np.bool_),
-        np.full(experts, -1, np.int64),
-        np.zeros(experts, np.int64),
-        np.zeros(experts, np.bool_),
-        np.ones(experts, np.bool_),
-        np.zeros(devices, np.int64),
-        np.zeros(devices, np.int64),
-        np.zeros(devices, np.int64),
-        np.zeros(devices, np.int64),
+        copy=np.zeros(experts, np.int64),
+        device=np.zeros(experts, np.int64),
+        resident=np.zeros(experts, np.bool_),
+        paid=np.zeros(experts, np.int64),
+        kept=np.zeros(experts, np.bool_),
+        marked=np.full(experts, -1, np.int64),
+        order=np.zeros((3, experts), np.int64),
+        chosen=np.zeros(experts, np.bool_),
+        active=np.ones(experts, np.bool_),
+        load=np.zeros(devices, np.int64),
+        misses_before=np.zeros(devices, np.int64),
+        misses=np.zeros(devices, np.int64),
+        dispatched=np.zeros(devices, np.int64),
     )
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from runtime.compile import compiled, inlined
+from runtime.compile import compiled_without_allocations, inlined
 from runtime.policy.types import SHARE_UNIT
 
 
@@ -35,7 +35,6 @@ class Prepared(NamedTuple):
     importance: npt.NDArray[np.int64]
 
 
-@compiled
 def prepare(
     offsets: npt.NDArray[np.int64],
     ids_RLK: npt.NDArray[np.int16],
@@ -44,45 +43,58 @@ def prepare(
 ) -> Prepared:
     """The block of rows as ``Prepared``; ids and gates must be valid (``runtime.trace.check``)."""
     steps = len(offsets) - 1
-    rows, layers, slots = ids_RLK.shape
-    # Flat indices throughout: a view for each token would cost more than the work on it.
-    given_ids, given_gates = ids_RLK.reshape(-1), gates_RLK.reshape(-1)
-    ids = np.empty(rows * layers * slots, np.int16)
-    shares = np.empty(rows * layers * slots, np.int32)
-    active_start = np.zeros(steps * layers + 1, np.int64)
-    active = np.empty(rows * layers * slots + 1, np.int16)
-    importance = np.empty(rows * layers * slots + 1, np.int64)
-    sums = np.zeros(experts, np.int64)
-    seen = np.zeros(experts, np.bool_)
-    place = 0
-    count = 0
-    for step in range(steps):
+    _, layers, slots = ids_RLK.shape
+    choices = ids_RLK.size
+    # The kernel writes one entry beyond the last.
+    room = choices + 1
+    prepared = Prepared(
+        steps=steps,
+        layers=layers,
+        slots=slots,
+        offsets=offsets,
+        ids=np.empty(choices, np.int16),
+        shares=np.empty(choices, np.int32),
+        active_start=np.zeros(steps * layers + 1, np.int64),
+        active=np.empty(room, np.int16),
+        importance=np.empty(room, np.int64),
+    )
+    # Flat arrays throughout: a view for each token would cost more than the work on it.
+    _fill(
+        prepared, ids_RLK.reshape(-1), gates_RLK.reshape(-1), np.zeros(experts, np.int64), np.zeros(experts, np.bool_)
+    )
+    count = int(prepared.active_start[-1])
+    return prepared._replace(active=prepared.active[:count].copy(), importance=prepared.importance[:count].copy())
+
+
+@compiled_without_allocations
+def _fill(
+    prepared: Prepared,
+    given_ids: npt.NDArray[np.int16],
+    given_gates: npt.NDArray[np.float32],
+    sums: npt.NDArray[np.int64],
+    seen: npt.NDArray[np.bool_],
+) -> None:
+    """Fills ``prepared``. ``sums``, ``seen``: [N] of zeros, and zeros again at the end."""
+    layers, slots = prepared.layers, prepared.slots
+    ids, shares = prepared.ids, prepared.shares
+    active, importance = prepared.active, prepared.importance
+    place, count = 0, 0
+    for step in range(prepared.steps):
         for layer in range(layers):
-            for row in range(offsets[step], offsets[step + 1]):
+            for row in range(prepared.offsets[step], prepared.offsets[step + 1]):
                 chosen = _sort_slots(given_ids, given_gates, (row * layers + layer) * slots, slots, ids, shares, place)
                 for slot in range(place, place + chosen):
                     sums[ids[slot]] += shares[slot]
                     seen[ids[slot]] = True
                 place += slots
             # Written for every expert, and left there for those seen: a branch here could not be predicted.
-            for expert in range(experts):
+            for expert in range(len(sums)):
                 active[count] = expert
                 importance[count] = sums[expert]
                 count += seen[expert]
                 sums[expert] = 0
                 seen[expert] = False
-            active_start[step * layers + layer + 1] = count
-    return Prepared(
-        steps,
-        layers,
-        slots,
-        offsets,
-        ids,
-        shares,
-        active_start,
-        active[:count].copy(),
-        importance[:count].copy(),
-    )
+            prepared.active_start[step * layers + layer + 1] = count
 
 
 @inlined
