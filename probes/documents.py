@@ -40,6 +40,7 @@ def calibration_document(calibration: Calibration) -> dict[str, Any]:
         "link_groups": [asdict(group) for group in calibration.link_groups],
         "models": [_model(model) for model in calibration.models],
         "layers": [asdict(layer) for layer in calibration.layers],
+        "facts": _fields(calibration.facts),
         "warnings": list(calibration.warnings),
     }
 

@@ -151,7 +151,7 @@ def _alone_and_all(link: LinkPlan, makers: Sequence[Maker]) -> Iterator[LinkPlan
 
 
 def _both_waived(link: LinkPlan, reason: str) -> Iterator[LinkPlan]:
-    for concurrency in Concurrency:
+    for concurrency in (Concurrency.SOLO, Concurrency.ALL):
         yield replace(link, concurrency=concurrency, waived=reason)
 
 

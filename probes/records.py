@@ -6,12 +6,16 @@ Times are in seconds, sizes in bytes, bandwidths in bytes per second. GB = 10⁹
 from __future__ import annotations
 
 import bisect
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 
 class LinkKind(StrEnum):
-    """What lies between source and destination."""
+    """What lies between source and destination.
+
+    The last three are collectives over all devices, timed on each of them: tokens to their experts' devices and back
+    (expert parallelism), and a sum over all devices (tensor parallelism). Their sizes are the bytes one device gives.
+    """
 
     DEVICE_MEMORY = "device_memory"
     HOST_MEMORY = "host_memory"
@@ -19,22 +23,30 @@ class LinkKind(StrEnum):
     DEVICE_TO_HOST = "device_to_host"
     DEVICE_TO_DEVICE = "device_to_device"
     DISK_TO_HOST = "disk_to_host"
+    ALL_TO_ALL_DISPATCH = "all_to_all_dispatch"
+    ALL_TO_ALL_COMBINE = "all_to_all_combine"
+    ALL_REDUCE = "all_reduce"
 
 
 class LinkMode(StrEnum):
-    """How the bytes travel: page-locked or pageable host memory; disk past or through the page cache."""
+    """How the bytes travel: page-locked or pageable host memory; disk past or through the page cache.
+
+    ``staged``: between devices, but through host memory, as where peer access is off.
+    """
 
     PINNED = "pinned"
     PAGEABLE = "pageable"
     DIRECT = "direct"
     BUFFERED = "buffered"
+    STAGED = "staged"
 
 
 class Concurrency(StrEnum):
-    """Whether the link was measured alone or while every device used its own."""
+    """Whether the link was measured alone, while every device used its own, or while bytes came the opposite way."""
 
     SOLO = "solo"
     ALL = "all"
+    BOTH_WAYS = "both_ways"
 
 
 class LinkStatus(StrEnum):
@@ -264,7 +276,8 @@ class LayerModel:
 class Calibration:
     """The cost models fitted from one probe or one import. ``origin`` is ``probe`` or says what was imported.
 
-    ``layers``: whole layers on a device, where kernels were measured and not only links.
+    ``layers``: whole layers on a device, where kernels were measured and not only links. ``facts``: what an import says
+    of its machine, named as in a fingerprint (``gpu0-gpu1.path``).
     """
 
     calibration_id: str
@@ -277,3 +290,4 @@ class Calibration:
     link_groups: tuple[LinkGroup, ...]
     warnings: tuple[str, ...] = ()
     layers: tuple[LayerModel, ...] = ()
+    facts: dict[str, Field] = field(default_factory=dict)

@@ -171,13 +171,18 @@ class Replicates:
         return squares
 
     def refuse_p(self, relative_K: Floats, parameters: int) -> float:
-        """P value of the lack-of-fit F test: small when the prediction misses by more than the replicates scatter."""
+        """P value of the lack-of-fit F test: small when the prediction misses by more than the replicates scatter.
+
+        Where nothing was repeated (0.0) only the size of the misses can decide.
+        """
         from scipy.stats import f as f_distribution
 
         free = len(self.counts_K) - parameters
         repeats = float((self.counts_K - 1).sum())
-        if free <= 0 or repeats <= 0:
+        if free <= 0:
             return 1.0
+        if repeats <= 0:
+            return 0.0
         lack, pure = float(self.lack_of_fit(relative_K).sum()), float(self.pure_K.sum())
         if pure == 0.0:
             return 1.0 if lack < _SMALLEST_SCALE else 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from probes.checkup import Finding
@@ -11,6 +11,7 @@ from probes.drift import CheckedLink, DriftReport
 from probes.records import (
     Calibration,
     Device,
+    Field,
     LayerModel,
     LinkGroup,
     LinkMeasurement,
@@ -60,6 +61,7 @@ def calibration_tables(calibration: Calibration) -> list[RenderableType]:
     return [
         table,
         *([layers_table(calibration.layers)] if calibration.layers else []),
+        *([_facts_table(calibration.facts)] if calibration.facts else []),
         *_lines(_groups(calibration.link_groups)),
         *_lines(_remark(model, model.warnings) for model in calibration.models),
         *_lines(calibration.warnings),
@@ -86,6 +88,13 @@ def layers_table(layers: Sequence[LayerModel]) -> Table:
             _share(statistics.median(errors) if errors else None),
             str(sum(layer.status == "poor" for layer in found)),
         )
+    return table
+
+
+def _facts_table(facts: Mapping[str, Field]) -> Table:
+    table = _table("What the import says of its machine", ("fact", "value"))
+    for name, fact in facts.items():
+        table.add_row(printable(name), printable(str(fact.value) if fact.value is not None else f"– ({fact.reason})"))
     return table
 
 

@@ -7,7 +7,17 @@ from pathlib import Path
 
 from probes.errors import ImportFormatError, InputError
 from probes.ids import new_id, now
-from probes.imports import kernel_tables, nvbandwidth
+from probes.imports import (
+    bandwidth_test,
+    kernel_tables,
+    nccl_tests,
+    nvbandwidth,
+    p2p,
+    smi_xml,
+    spec_sheet,
+    stream,
+    topology,
+)
 from probes.imports.figures import Figures
 from probes.records import Calibration
 
@@ -15,6 +25,13 @@ _MAX_BYTES = 64 << 20
 # Name of the format, whether a text looks like it, and its reader.
 _READERS: tuple[tuple[str, Callable[[str], bool], Callable[[str], Figures]], ...] = (
     ("nvbandwidth output", nvbandwidth.looks_like, nvbandwidth.read),
+    ("p2pBandwidthLatencyTest output", p2p.looks_like, p2p.read),
+    ("bandwidthTest output", bandwidth_test.looks_like, bandwidth_test.read),
+    ("nccl-tests output", nccl_tests.looks_like, nccl_tests.read),
+    ("nvidia-smi -q -x output", smi_xml.looks_like, smi_xml.read),
+    ("nvidia-smi topo -m output", topology.looks_like, topology.read),
+    ("STREAM output", stream.looks_like, stream.read),
+    ("spec sheet", spec_sheet.looks_like, spec_sheet.read),
 )
 
 
@@ -37,6 +54,7 @@ def import_measurement(path: Path) -> Calibration:
         link_groups=figures.link_groups,
         warnings=figures.warnings,
         layers=figures.layers,
+        facts=figures.facts,
     )
 
 

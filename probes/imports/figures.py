@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from probes.ids import new_id
-from probes.records import Concurrency, Device, LayerModel, LinkGroup, LinkKind, LinkMode, LinkModel, ModelForm
+from probes.records import Concurrency, Device, Field, LayerModel, LinkGroup, LinkKind, LinkMode, LinkModel, ModelForm
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,6 +18,7 @@ class Figures:
     link_groups: tuple[LinkGroup, ...]
     warnings: tuple[str, ...]
     layers: tuple[LayerModel, ...] = ()
+    facts: dict[str, Field] = field(default_factory=dict)
 
 
 def model_of_rate(
@@ -27,8 +29,10 @@ def model_of_rate(
     mode: LinkMode | None,
     concurrency: Concurrency,
     bytes_per_s: float,
+    alpha: float = 1.0,
+    beta_seconds: float = 0.0,
 ) -> LinkModel:
-    """α = 1 and β = 0: a single large transfer tells the bandwidth and nothing about latency."""
+    """α = 1 and β = 0 unless known: a single large transfer tells the bandwidth and nothing about latency."""
     return LinkModel(
         model_id=new_id(),
         kind=kind,
@@ -37,13 +41,20 @@ def model_of_rate(
         mode=mode,
         concurrency=concurrency,
         form=ModelForm.AFFINE,
-        alpha=1.0,
+        alpha=alpha,
         bandwidth_bytes_per_s=bytes_per_s,
-        beta_seconds=0.0,
-        n_half_bytes=0.0,
+        beta_seconds=beta_seconds,
+        n_half_bytes=beta_seconds * bytes_per_s / alpha,
         segments=None,
         ci95=None,
         holdout_mape=None,
         max_relative_error=None,
         status="ok",
+    )
+
+
+def named_gpus(names: Sequence[str]) -> tuple[Device, ...]:
+    """Devices of which nothing but the name is known, in order."""
+    return tuple(
+        Device(index=index, kind="cuda", name=name, uuid=None, memory_bytes=None) for index, name in enumerate(names)
     )

@@ -213,7 +213,7 @@ def _groups(models: Sequence[LinkModel]) -> Iterator[LinkGroup]:
                 for model in models
                 if model.kind is kind and model.concurrency is concurrency
             }
-            for concurrency in Concurrency
+            for concurrency in (Concurrency.SOLO, Concurrency.ALL)
         }
         together = rates[Concurrency.ALL]
         slowdown = {at: alone / together[at] for at, alone in rates[Concurrency.SOLO].items() if at in together}
