@@ -31,6 +31,11 @@ def format_rate(bytes_per_s: float) -> str:
     return _scaled(bytes_per_s, "B/s")
 
 
+def format_flops(flops_per_s: float) -> str:
+    """``1.21 GFLOP/s``: floating-point operations per second."""
+    return _scaled(flops_per_s, "FLOP/s")
+
+
 def format_seconds(seconds: float) -> str:
     """``1.21 s``, ``843 µs``: three significant digits."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6), ("ns", 1e-9)):
