@@ -136,14 +136,14 @@ class RankSession:
         batches = self._batches()
         if not options.offloading:
             self.execution.fill_caches()
-        warm = self._pass(batches[0], self.router)
-        policy = self._policy()
+        warm = self.run_pass(batches[0], self.router)
+        policy = self.asked_policy()
         snapshot = self.execution.snapshot()
         # What compiles or allocates on first use must not count: a short pass each.
-        self._pass(batches[0], policy, new_tokens=4)
+        self.run_pass(batches[0], policy, new_tokens=4)
         self.execution.restore(snapshot)
         pairs = self._pairs(warm)
-        self.progress.expect(pairs, quality=options.held_out is not None)
+        self.progress.expect(2 * pairs + self._quality_batches())
         baseline: PassesOfRanks = []
         treated: PassesOfRanks = []
         for pair in range(pairs):
@@ -152,7 +152,7 @@ class RankSession:
             order = ((baseline, self.router), (treated, policy))
             for records, chosen in order if pair % 2 == 0 else order[::-1]:
                 self.execution.restore(snapshot)
-                records.append(self.ranks.gather(self._pass(batch, chosen)))
+                records.append(self.ranks.gather(self.run_pass(batch, chosen)))
                 self.progress.advance()
             self._keep(batches, policy, baseline, treated)
         self.execution.restore(snapshot)
@@ -235,8 +235,8 @@ class RankSession:
             return HostSource(self.index, self.backend, mine)
         return DiskSource(self.index)
 
-    def _policy(self) -> Policy:
-        """The asked policy, with the model's own way of weighing where none was asked for."""
+    def asked_policy(self) -> Policy:
+        """The asked policy, with the model's own way of weighing where none was asked for; after a first pass."""
         rule = self.execution.weight_rule()
         spec = self.options.policy
         return make_policy(
@@ -248,13 +248,18 @@ class RankSession:
             offloading=self.options.offloading,
         )
 
-    def _batches(self) -> Batches:
+    def encoded_prompts(self) -> list[list[int]]:
+        """Token ids of every prompt, at least one each."""
         encode = self.loaded.tokenizer.encode
-        ids = [encode(prompt, add_special_tokens=False) or [0] for prompt in self.options.prompts]
+        return [encode(prompt, add_special_tokens=False) or [0] for prompt in self.options.prompts]
+
+    def _batches(self) -> Batches:
+        ids = self.encoded_prompts()
         size = min(self.options.batch_size, len(ids))
         return [ids[at : at + size] for at in range(0, len(ids) - size + 1, size)]
 
-    def _pass(self, batch: Sequence[Sequence[int]], policy: Policy, *, new_tokens: int | None = None) -> PassRecord:
+    def run_pass(self, batch: Sequence[Sequence[int]], policy: Policy, *, new_tokens: int | None = None) -> PassRecord:
+        """Prefill and decode one batch, from the caches as they are, with ``policy`` in the phases where it applies."""
         phases = Phases(
             prefill=policy if self.options.applies("prefill") else self.router,
             decode=policy if self.options.applies("decode") else self.router,
@@ -275,6 +280,9 @@ class RankSession:
         seconds = warm.ttft_seconds + warm.tpot_seconds * (self.options.max_new_tokens - 1)
         pairs = min(max(int(self.options.seconds_for_pairs / (2 * seconds)), PAIRS[0]), PAIRS[1])
         return int(self.ranks.from_first(pairs))
+
+    def _quality_batches(self) -> int:
+        return 0 if self.options.held_out is None else -(-self.options.quality_sequences // self.options.batch_size)
 
     def _quality(self, policy: Policy) -> Quality | None:
         if self.options.held_out is None:
@@ -305,10 +313,10 @@ class _Progress:
         self._file = options.progress_file if ranks.rank == 0 else None
         self._done = 0
         self._total = 1
-        self._quality_batches = -(-options.quality_sequences // options.batch_size)
 
-    def expect(self, pairs: int, *, quality: bool) -> None:
-        self._total = 2 * pairs + (self._quality_batches if quality else 0)
+    def expect(self, total: int) -> None:
+        """So many calls of ``advance`` will follow."""
+        self._total = total
         self._write()
 
     def advance(self) -> None:

@@ -84,14 +84,8 @@ class TraceRecorder:
         self._pieces = 0
         self._closed = False
         self.tokens = 0
-        if path.exists() and not force:
-            raise UsageError(f"{path} exists already", hint="choose another name, or add --force to replace it")
+        refuse_existing(path, force=force)
         if self._folder.exists():
-            if not force:
-                raise UsageError(
-                    f"{self._folder} holds an interrupted recording",
-                    hint=f"keep it with: caee trace import {self._folder} -o OTHER.parquet; or add --force to drop it",
-                )
             shutil.rmtree(self._folder)
         try:
             self._folder.mkdir()
@@ -186,6 +180,21 @@ def write_trace(
             if on_progress is not None:
                 on_progress(source.fraction_read)
     return writer.tokens
+
+
+def refuse_existing(path: Path, *, force: bool) -> None:
+    """Raise ``UsageError`` if a recording to ``path`` would replace a file or the pieces of another, unless ``force``.
+
+    ``TraceRecorder`` asks this itself; whoever loads a model first wants to know before.
+    """
+    folder = partial_folder(path)
+    if path.exists() and not force:
+        raise UsageError(f"{path} exists already", hint="choose another name, or add --force to replace it")
+    if folder.exists() and not force:
+        raise UsageError(
+            f"{folder} holds an interrupted recording",
+            hint=f"keep it with: caee trace import {folder} -o OTHER.parquet; or add --force to drop it",
+        )
 
 
 def recover(path: Path, *, force: bool = False) -> int:
