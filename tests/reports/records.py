@@ -204,7 +204,14 @@ def make_probe(*, devices: int = 4, seed: int = 0) -> Probe:
         created_at="2026-03-14T09:20:00Z",
         fingerprint=make_fingerprint(),
         devices=make_devices(devices),
-        links=(*(link(device, concurrency) for device in range(devices) for concurrency in Concurrency), waived),
+        links=(
+            *(
+                link(device, concurrency)
+                for device in range(devices)
+                for concurrency in (Concurrency.SOLO, Concurrency.ALL)
+            ),
+            waived,
+        ),
     )
 
 
@@ -239,7 +246,11 @@ def make_calibration(*, devices: int = 4) -> Calibration:
         origin="probe",
         fingerprint=make_fingerprint(),
         devices=make_devices(devices),
-        models=tuple(model(device, concurrency) for device in range(devices) for concurrency in Concurrency),
+        models=tuple(
+            model(device, concurrency)
+            for device in range(devices)
+            for concurrency in (Concurrency.SOLO, Concurrency.ALL)
+        ),
         link_groups=(LinkGroup(kind=LinkKind.DISK_TO_HOST, devices=tuple(range(devices)), factor=0.62),),
     )
 
