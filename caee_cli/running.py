@@ -75,7 +75,7 @@ def execute(request: RunRequest) -> tuple[RunRecord | None, str]:
         if joined:
             report = run_rank(options)
             return (keep(report) if os.environ["RANK"] == "0" else None), store.location
-        with _progress_bar() as folder:
+        with progress_bar("measuring") as folder:
             options = dataclasses.replace(
                 options, progress_file=folder / PROGRESS_FILE, partial_file=folder / "partial.pickle"
             )
@@ -139,8 +139,8 @@ def _model_name(request: RunRequest) -> str:
 
 
 @contextlib.contextmanager
-def _progress_bar() -> Iterator[Path]:
-    """A folder in which rank 0 writes its progress, shown as a bar on standard error."""
+def progress_bar(doing: str) -> Iterator[Path]:
+    """A folder in which rank 0 writes its progress, shown as a bar on standard error; ``doing``: once it has loaded."""
     from caee_cli.output import progress
 
     with tempfile.TemporaryDirectory() as folder, progress() as bar:
@@ -152,7 +152,7 @@ def _progress_bar() -> Iterator[Path]:
             while not stop.wait(0.25):
                 with contextlib.suppress(OSError, ValueError):
                     state: dict[str, Any] = json.loads(file.read_text())
-                    bar.update(task, description="measuring", completed=state["done"], total=state["total"])
+                    bar.update(task, description=doing, completed=state["done"], total=state["total"])
 
         follower = threading.Thread(target=follow, daemon=True)
         follower.start()

@@ -1,4 +1,4 @@
-"""``caee trace``: routing traces from other tools' files, what is in one, and synthetic ones."""
+"""``caee trace``: routing traces from a live model or other tools' files, what is in one, and synthetic ones."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from caee_cli.options import ForceOption, JsonOption, SeedOption
 
-app = typer.Typer(no_args_is_help=True, help="Routing traces: import, look into, and synthesise them.")
+app = typer.Typer(no_args_is_help=True, help="Routing traces: record, import, look into, and synthesise them.")
 
 NumExpertsOption = Annotated[
     int | None, typer.Option("--num-experts", min=1, help="Experts of a layer; else from the file, or the highest id.")
@@ -21,6 +21,80 @@ FormatOption = Annotated[
 TraceArgument = Annotated[
     Path, typer.Argument(metavar="FILE", help="A trace, or another tool's dump (.gz and .zst too).")
 ]
+
+
+@app.command()
+def record(
+    output: Annotated[Path, typer.Option("-o", "--output", metavar="OUT.parquet", help="The trace to write.")],
+    model: Annotated[
+        str | None, typer.Argument(help="Model folder or Hugging Face id. Default: the model that ships with caee.")
+    ] = None,
+    prompts: Annotated[
+        Path | None, typer.Option("--prompts", metavar="FILE", help="One prompt per line. Default: those that ship.")
+    ] = None,
+    full_scores: Annotated[
+        bool, typer.Option("--full-scores", help="Keep the scores of all experts: a simulation can then re-route.")
+    ] = False,
+    devices: Annotated[
+        str | None,
+        typer.Option("--devices", metavar="KIND:COUNT", help="For example cpu:2 or cuda:4. Default: what is here."),
+    ] = None,
+    tier: Annotated[
+        str | None,
+        typer.Option("--tier", help="Where experts wait: device, host or disk. Default: disk on CPUs, host on GPUs."),
+    ] = None,
+    policy: Annotated[
+        str,
+        typer.Option(
+            "--policy",
+            metavar="NAME[:KEY=VALUE,…]",
+            help="What decides meanwhile; recorded is what the router itself chooses in each step.",
+        ),
+    ] = "router",
+    cache: Annotated[str, typer.Option("--cache", help="Expert cache: lfu, lru, lfu:decay=0.97,admit=1.")] = "lfu",
+    cache_experts: Annotated[
+        int | None,
+        typer.Option("--cache-experts", help="Cached experts per device, all layers. Default: half of its experts."),
+    ] = None,
+    batch_size: Annotated[int, typer.Option("--batch-size", help="Sequences that decode together.")] = 8,
+    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", help="Tokens per sequence.")] = 48,
+    dtype: Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")] = "auto",
+    force: ForceOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a model over prompts and record which experts its routers choose, and with what weights.
+
+    Decoding is greedy, in batches of prompts in file order. An interrupted recording keeps what it has.
+    """
+    from caee_cli.output import emit_json, note, warn
+    from caee_cli.trace_recording import RecordRequest, record_document
+    from caee_cli.trace_recording import record as record_trace
+
+    report = record_trace(
+        RecordRequest(
+            model=model,
+            output=output,
+            prompts=prompts,
+            full_scores=full_scores,
+            devices=devices,
+            tier=tier,
+            policy=policy,
+            cache=cache,
+            cache_experts=cache_experts,
+            batch_size=batch_size,
+            max_new_tokens=max_new_tokens,
+            dtype=dtype,
+            force=force,
+        )
+    )
+    if report is None:
+        return  # another rank's process reports
+    if report.unsound:
+        warn(f"{report.unsound} tokens had scores that are no numbers, and are marked as padding")
+    if as_json:
+        emit_json(record_document(output, report))
+    else:
+        note(f"Wrote {output}: {report.tokens} tokens of {report.sequences} sequences in {report.steps} steps")
 
 
 @app.command("import")
