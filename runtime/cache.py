@@ -20,37 +20,55 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
 
-KINDS = ("lfu", "lru", "belady")
+KINDS = ("lfu", "lru", "belady", "forecast")
+KEYS = {"lfu": ("decay", "admit"), "forecast": ("decay", "prefetch")}
+FORECAST_DECAY = 0.98
 NEVER = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSpec:
-    """A replacement rule. ``decay`` multiplies all counts at the start of every step; ``admit``: do not cache a fetched
-    expert that was used less often than the one that would have to go. Both belong to ``lfu``.
+    """A replacement rule. ``decay`` multiplies all counts at the start of every step (``lfu``, ``forecast``).
 
+    ``admit`` (``lfu``): do not cache a fetched expert that was used less often than the one that would have to go.
     ``belady`` evicts what the router itself needs last (Belady 1966); it looks ahead, so only the simulator has it.
+    ``forecast`` evicts what it expects to be needed last (``expected_wait``) and caches nothing that is expected later
+    than that; ``prefetch``: idle links exchange such experts for ones that are expected sooner.
     """
 
     kind: str
     decay: float = 1.0
     admit: bool = False
+    prefetch: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise UsageError(f"unknown cache {self.kind!r}", hint=f"choose one of {', '.join(KINDS)}")
-        if self.kind != "lfu" and (self.decay != 1.0 or self.admit):
-            raise UsageError(f"cache {self.kind!r} takes no parameters", hint="decay and admit belong to lfu")
+        given = {"decay": self.decay != 1.0, "admit": self.admit, "prefetch": self.prefetch}
+        taken = KEYS.get(self.kind, ())
+        for key in given:
+            if given[key] and key not in taken:
+                raise UsageError(
+                    f"cache {self.kind!r} takes no {key}",
+                    hint=f"it takes {' and '.join(taken)}" if taken else "it has no parameters",
+                )
         if not 0.0 < self.decay <= 1.0:
             raise UsageError(f"cache decay {self.decay} is not in (0, 1]", hint="for example lfu:decay=0.97")
+        if self.kind == "forecast" and self.decay == 1.0:
+            raise UsageError(
+                "cache forecast needs a decay below 1: counts over all time tell no rate",
+                hint="for example forecast:decay=0.98",
+            )
 
     @property
     def parameters(self) -> dict[str, float | int]:
-        return {"decay": self.decay, "admit": int(self.admit)} if self.kind == "lfu" else {}
+        return {
+            key: getattr(self, key) if key == "decay" else int(getattr(self, key)) for key in KEYS.get(self.kind, ())
+        }
 
     def __str__(self) -> str:
         changed = [f"decay={self.decay:g}"] if self.decay != 1.0 else []
-        changed += ["admit=1"] if self.admit else []
+        changed += [f"{key}=1" for key in ("admit", "prefetch") if getattr(self, key)]
         return f"{self.kind}:{','.join(changed)}" if changed else self.kind
 
 
@@ -63,16 +81,19 @@ def parse_cache(text: str) -> CacheSpec:
     values: dict[str, str] = {}
     for pair in filter(None, rest.split(",")):
         key, equals, value = (part.strip() for part in pair.partition("="))
-        if not equals or key not in ("decay", "admit") or key in values:
-            raise UsageError(f"cache {text!r}: cannot read {pair!r}", hint="keys are decay=X and admit=0|1, each once")
+        if not equals or key not in ("decay", "admit", "prefetch") or key in values:
+            raise UsageError(
+                f"cache {text!r}: cannot read {pair!r}", hint="keys are decay=X, admit=0|1, prefetch=0|1, each once"
+            )
         values[key] = value
-    if values.get("admit", "0") not in ("0", "1"):
-        raise UsageError(f"cache {text!r}: admit is {values['admit']!r}", hint="write admit=1 or admit=0")
+    for key in ("admit", "prefetch"):
+        if values.get(key, "0") not in ("0", "1"):
+            raise UsageError(f"cache {text!r}: {key} is {values[key]!r}", hint=f"write {key}=1 or {key}=0")
     try:
-        decay = float(values.get("decay", "1"))
+        decay = float(values.get("decay", FORECAST_DECAY if kind == "forecast" else 1.0))
     except ValueError as error:
         raise UsageError(f"cache {text!r}: decay is {values['decay']!r}", hint="decay is a number in (0, 1]") from error
-    return CacheSpec(kind=kind, decay=decay, admit=values.get("admit") == "1")
+    return CacheSpec(kind=kind, decay=decay, admit=values.get("admit") == "1", prefetch=values.get("prefetch") == "1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,6 +106,16 @@ class Fetch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Prefetch:
+    """One paid movement ahead of need: ``expert`` of ``layer`` comes to ``slot``, where ``evicted`` was."""
+
+    layer: int
+    expert: int
+    slot: int
+    evicted: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CacheSnapshot:
     """A book's whole state at one moment; ``CacheBook.restore`` accepts it from a book of the same size."""
 
@@ -94,6 +125,18 @@ class CacheSnapshot:
     slot_of: Ints
     key: Ints
     last: Ints
+
+
+def expected_wait(layer: Ints, count: Floats, *, now: int, layers: int, decay: float) -> Floats:
+    """Layer-steps from layer ``now`` until an expert of ``layer`` is expected to be chosen again, less a constant.
+
+    Its layer's next turn comes in 1 to ``layers`` layer-steps, and it is chosen at one turn in 1/p: p = (1 − decay) ·
+    ``count`` is the share of past steps that chose it, where the last ones weigh most. Infinite for a count of 0.
+    """
+    turn = (layer - now - 1) % layers + 1
+    with np.errstate(divide="ignore", over="ignore"):
+        wait: Floats = turn + layers / ((1.0 - decay) * count)
+    return wait
 
 
 class CacheBook:
@@ -115,9 +158,11 @@ class CacheBook:
         self.spec = spec
         self.slots = slots
         self._experts = experts
+        self._layers = layers
         self._size = layers * experts
         self._next_use = None if next_use_LN is None else next_use_LN.reshape(-1)
         self._moment = 0
+        self._layer = 0
         self._used = 0
         # By expert: flat index layer · experts + id.
         self._count = np.zeros(self._size)
@@ -141,14 +186,21 @@ class CacheBook:
         slot = int(self._slot_of[layer * self._experts + expert])
         return slot if slot >= 0 else None
 
-    def dispatch(self, layer: int, experts: Sequence[int] | Ints) -> list[Fetch]:
+    def dispatch(
+        self, layer: int, experts: Sequence[int] | Ints, demanded: Sequence[int] | Ints | None = None
+    ) -> list[Fetch]:
         """One layer-step: ``experts`` of ``layer`` (ascending ids, each once) are used on this device.
 
-        Returns what has to be moved, in ascending id. An expert of this very layer-step is never evicted.
+        ``demanded``: what the router itself chose there, pruned or not, which is what ``forecast`` counts; None: the
+        same. Returns what has to be moved, in ascending id. An expert of this very layer-step is never evicted.
         """
         self._moment += 1
+        self._layer = layer
         flat = np.asarray(experts, np.int64) + layer * self._experts
-        self._count[flat] += 1
+        if self.spec.kind == "forecast" and demanded is not None:
+            self._count[np.asarray(demanded, np.int64) + layer * self._experts] += 1
+        else:
+            self._count[flat] += 1
         slots = self._slot_of[flat]
         hits = slots >= 0
         self._last[slots[hits]] = self._moment * self._size + flat[hits]
@@ -166,17 +218,55 @@ class CacheBook:
             victims.protect(slot)
         else:
             found = victims.lowest()
-            if found is None or (self.spec.admit and self._count[key] < self._count[self._key[found]]):
+            if found is None or self._is_refused(key, int(self._key[found])):
                 return Fetch(expert=expert, slot=None, evicted=None)
             slot = found
             victims.protect(slot)
-            old = int(self._key[slot])
-            self._slot_of[old] = -1
-            evicted = divmod(old, self._experts)
+            evicted = self._evict(slot)
+        self._put(key, slot)
+        return Fetch(expert=expert, slot=slot, evicted=evicted)
+
+    def prefetch(self) -> Prefetch | None:
+        """After ``dispatch``: one exchange that brings an expert expected sooner for one expected later, or None.
+
+        Comes: the non-resident expert of shortest expected wait that was ever counted (ties: lowest layer, then id).
+        Goes: as at a fetch. What was used or fetched in this layer-step stays, prefetched ones included.
+        """
+        victims = _Victims(self, np.flatnonzero(self._last // self._size == self._moment))
+        slot = victims.lowest() if self._used == self.slots else None
+        absent = np.flatnonzero((self._slot_of < 0) & (self._count > 0))
+        if slot is None or not len(absent):
+            return None
+        wait = self._wait(absent)
+        key = int(absent[wait.argmin()])
+        if not wait.min() < self._wait(self._key[[slot]])[0]:
+            return None
+        layer, expert = divmod(key, self._experts)
+        evicted = self._evict(slot)
+        self._put(key, slot)
+        return Prefetch(layer=layer, expert=expert, slot=slot, evicted=evicted)
+
+    def _is_refused(self, key: int, victim: int) -> bool:
+        """Whether a fetched expert is not worth the place of ``victim``."""
+        if self.spec.kind == "forecast":
+            mine, other = self._wait(np.array([key, victim]))
+            return bool(mine > other)
+        return self.spec.admit and bool(self._count[key] < self._count[victim])
+
+    def _evict(self, slot: int) -> tuple[int, int]:
+        old = int(self._key[slot])
+        self._slot_of[old] = -1
+        return divmod(old, self._experts)
+
+    def _put(self, key: int, slot: int) -> None:
         self._slot_of[key] = slot
         self._key[slot] = key
         self._last[slot] = self._moment * self._size + key
-        return Fetch(expert=expert, slot=slot, evicted=evicted)
+
+    def _wait(self, key: Ints) -> Floats:
+        return expected_wait(
+            key // self._experts, self._count[key], now=self._layer, layers=self._layers, decay=self.spec.decay
+        )
 
     def rank(self) -> tuple[Floats, Ints]:
         """Per slot in use: what eviction orders by, first and second; the lowest goes. Both are copies."""
@@ -185,6 +275,8 @@ class CacheBook:
             return self._count[key], self._last[: self._used].copy()
         if self.spec.kind == "lru":
             return np.zeros(self._used), self._last[: self._used].copy()
+        if self.spec.kind == "forecast":
+            return -self._wait(key), self._last[: self._used].copy()
         assert self._next_use is not None
         return -self._next_use[key].astype(np.float64), key.copy()
 
