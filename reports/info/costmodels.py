@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from probes.records import Calibration, LinkMeasurement, LinkModel, Probe
 
+_TOGETHER = {"solo": "", "all": ", all at once", "both_ways": ", both ways at once"}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FittedSample:
@@ -49,7 +51,7 @@ def cost_models_info(calibration: Calibration | None, probe: Probe | None) -> tu
 def link_name(link: LinkMeasurement | LinkModel) -> str:
     """``disk → cpu:0, direct, all at once``."""
     mode = f", {link.mode}" if link.mode else ""
-    together = ", all at once" if link.concurrency == "all" else ""
+    together = _TOGETHER.get(link.concurrency, f", {link.concurrency}")
     ends = link.source if link.source == link.destination else f"{link.source} → {link.destination}"
     return f"{ends}{mode}{together}"
 

@@ -10,6 +10,7 @@ from reports.info.balance import BalanceInfo, GapInfo, ImportanceInfo, balance_i
 from reports.info.costmodels import CostModelInfo, cost_models_info
 from reports.info.drift import LinkDrift, drift_info
 from reports.info.machine import Fact, fingerprint_info, parameters_info
+from reports.info.roofline import RooflineInfo, roofline_info
 from reports.info.timing import (
     PhaseInfo,
     PredictedInfo,
@@ -55,6 +56,7 @@ class RunInfo:
     balance: BalanceInfo
     gaps: GapInfo
     importance: ImportanceInfo | None
+    roofline: RooflineInfo | None
     series: SeriesInfo
     quality: Quality | None
     predicted: tuple[PredictedInfo, ...]
@@ -91,6 +93,7 @@ def run_info(
         balance=balance_info(run),
         gaps=gap_info(run),
         importance=importance_info(run),
+        roofline=roofline_info(run),
         series=series_info(run),
         quality=run.quality,
         predicted=predicted_info(run),

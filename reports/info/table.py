@@ -7,13 +7,14 @@ import io
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from probes.units import format_rate, format_seconds, format_size
+from probes.units import format_flops, format_rate, format_seconds, format_size
 from reports.info.words import MINUS, percent
 
 SCALED_UNITS: dict[str, Callable[[float], str]] = {
     "s": format_seconds,
     "B": format_size,
     "B/s": format_rate,
+    "FLOP/s": format_flops,
     "share": percent,
 }
 

@@ -8,6 +8,7 @@ from enum import StrEnum
 from probes.units import format_seconds, format_size
 from reports.info.advice import StepLimit, next_steps, step_limit
 from reports.info.keyfigures import NOTICEABLE_LOSS_RISE, KeyFigure, key_figures, loss_rise, movement_noun
+from reports.info.roofline import roofline_info, roofline_sentence
 from reports.info.words import change, change_with_interval, number, percent, plural
 from store.records import Quality, Ratio, RunRecord, Workload
 
@@ -48,7 +49,15 @@ def verdict_info(run: RunRecord) -> VerdictInfo:
         outcome=outcome,
         headline=_headline(outcome, run),
         one_sentence=_one_sentence(outcome, run),
-        sentences=(_compared(run), _busiest(run), _times(run), _quality(run.quality), *_cautions(run), _limits(limit)),
+        sentences=(
+            _compared(run),
+            _busiest(run),
+            _times(run),
+            _quality(run.quality),
+            *_cautions(run),
+            *_roofline(run),
+            _limits(limit),
+        ),
         limit=limit,
         next_steps=next_steps(run, limit),
         key_figures=key_figures(run),
@@ -163,6 +172,12 @@ def _cautions(run: RunRecord) -> tuple[str, ...]:
     if run.workload.pairs < FEW_PAIRS:
         return (f"With only {plural(run.workload.pairs, 'pair')} these intervals are rough.",)
     return ()
+
+
+def _roofline(run: RunRecord) -> tuple[str, ...]:
+    info = roofline_info(run)
+    sentence = roofline_sentence(info) if info else None
+    return (sentence,) if sentence else ()
 
 
 def _limits(limit: StepLimit) -> str:

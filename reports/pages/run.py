@@ -9,6 +9,7 @@ from reports.figures.costmodels import cost_models_card, cost_table_card
 from reports.figures.drift import drift_card
 from reports.figures.facts import condition_cards, quality_card, samples_card, totals_cards
 from reports.figures.heat import heat_card
+from reports.figures.roofline import roofline_card
 from reports.figures.steps import series_card, step_card
 from reports.figures.timing import phases_card, predicted_card
 from reports.info.keyfigures import movement_noun
@@ -67,7 +68,14 @@ def _device_cards(info: RunInfo, noun: str) -> list[Card]:
 def _time_cards(info: RunInfo, noun: str) -> list[Card]:
     predicted = [predicted_card(info.predicted)] if info.predicted else []
     steps = [series_card(info.series, noun)] if info.series.steps else []
-    return [phases_card(info.phases), step_card(info.step_parts), *predicted, *steps, *totals_cards(info, noun)]
+    return [
+        phases_card(info.phases),
+        step_card(info.step_parts),
+        *predicted,
+        roofline_card(info.roofline),
+        *steps,
+        *totals_cards(info, noun),
+    ]
 
 
 def _quality_cards(info: RunInfo) -> tuple[Card, ...]:
