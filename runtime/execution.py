@@ -338,7 +338,8 @@ class StockKernel:
         # grouped kernels sum over a token's slots at once, rows token by token.
         implementation = getattr(getattr(module, "config", None), "_experts_implementation", None)
         self._one_by_one = implementation in (None, "eager")
-        self._outputs = self._loop if _plainly_gated(module, pool) else self._whole
+        matmuls = implementation in ("eager", "grouped_mm") and _plainly_gated(module, pool)
+        self._outputs = self._loop if matmuls else self._whole
         module.num_experts = pool.slots  # type: ignore[assignment]  # a plain int on these modules
         for name, parameter in pool.parameters.items():
             module._parameters[name] = parameter

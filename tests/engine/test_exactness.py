@@ -1,0 +1,190 @@
+"""With nothing pruned the engine computes what transformers computes, to the last bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from probes.errors import CheckpointError
+from runtime.models import skeleton
+from runtime.policy.make import make_policy
+from runtime.policy.spec import parse_policy
+from runtime.worker import RankSession
+
+Checkpoint = Callable[..., Path]
+OpenSession = Callable[..., RankSession]
+
+STEPS = 5
+EVEN = [list(b"Hello there, my"), list(b"And he said, go"), list(b"Now is the time")]
+UNEVEN = [list(b"Hello there, my"), list(b"And he"), list(b"N")]
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+# One of each rule by which routers choose and weigh, and of each way in which experts are stored and computed.
+CORE = [
+    "qwen3_moe",  # softmax, normalised
+    "qwen2_moe",  # softmax, as it is; a shared expert
+    "mixtral",  # other names
+    "gpt_oss",  # softmax over the chosen; biases, transposed, interleaved; fused in the file; sliding attention
+    "granitemoe",  # softmax over the chosen; fused in the file under other names
+    "deepseek_v3",  # sigmoid and bias, groups, a factor; latent attention
+    "ernie4_5_moe",  # softmax, and a bias on the selection alone
+    "nemotron_h",  # experts without a gate
+    "qwen3_next",  # a recurrent state in the place of some keys and values
+]
+OTHERS = [
+    "olmoe", "granitemoeshared", "granitemoe_swa", "granitemoehybrid", "deepseek_v2", "glm4_moe", "glm4_moe_lite",
+    "dots1", "hunyuan_v1_moe", "flex_olmo", "minimax_m2", "minimax", "jamba", "qwen3_5_moe_text", "afmoe",
+    "cohere2_moe", "exaone_moe", "hy_v3", "laguna", "lfm2_moe", "mellum", "mimo_v2_flash", "solar_open",
+    "sarvam_mla", "kolibri1", "glm_moe_dsa", "deepseek_v32", "axk1",
+]  # fmt: skip
+
+
+def assert_equal(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> None:
+    for number, (our, their) in enumerate(zip(ours, theirs, strict=True)):
+        assert torch.equal(our, their), f"step {number} differs by {(our - their).abs().max():.2e}"
+
+
+@pytest.mark.parametrize("family", CORE)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_logits_are_those_of_transformers(
+    checkpoint: Checkpoint, open_session: OpenSession, stock: ModuleType, family: str, dtype: str
+) -> None:
+    folder = checkpoint(family)
+    theirs = stock.stock_logits(stock.load(folder, DTYPES[dtype]), EVEN, STEPS)
+    session = open_session(folder, dtype=dtype)
+    ours, _ = stock.engine_logits(session.model, session.router, EVEN, STEPS)
+    assert_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_further_families_are_exact_as_well(
+    checkpoint: Checkpoint, open_session: OpenSession, stock: ModuleType, family: str
+) -> None:
+    folder = checkpoint(family)
+    for dtype in DTYPES:
+        theirs = stock.stock_logits(stock.load(folder, DTYPES[dtype]), EVEN, STEPS)
+        session = open_session(folder, dtype=dtype, cache_experts=5)
+        ours, _ = stock.engine_logits(session.model, session.router, EVEN, STEPS)
+        assert_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("cache_experts", [1, 3, 8, 16])
+@pytest.mark.parametrize("tier", ["disk", "host", "device"])
+def test_caches_and_tiers_change_nothing(
+    checkpoint: Checkpoint, open_session: OpenSession, stock: ModuleType, tier: str, cache_experts: int
+) -> None:
+    """From one slot, where most experts pass through staging in waves, to all, where none is fetched twice."""
+    folder = checkpoint("qwen3_moe", top_k=4, experts=12)
+    theirs = stock.stock_logits(stock.load(folder, torch.float32), EVEN, STEPS)
+    session = open_session(folder, tier=tier, cache_experts=cache_experts)
+    if tier == "device":
+        session.execution.fill_caches()
+    ours, _ = stock.engine_logits(session.model, session.router, EVEN, STEPS)
+    assert_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("implementation", ["eager", "grouped_mm", "batched_mm"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
+def test_every_implementation_of_experts_is_followed(
+    checkpoint: Checkpoint,
+    open_session: OpenSession,
+    stock: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    family: str,
+    implementation: str,
+) -> None:
+    folder = checkpoint(family, top_k=4)
+    theirs = stock.stock_logits(stock.load(folder, torch.float32, implementation), EVEN, STEPS)
+    read = skeleton.read_config
+
+    def with_implementation(path: Path) -> object:
+        config = read(path)
+        config._experts_implementation = implementation
+        return config
+
+    monkeypatch.setattr(skeleton, "read_config", with_implementation)
+    session = open_session(folder, cache_experts=5)
+    ours, _ = stock.engine_logits(session.model, session.router, EVEN, STEPS)
+    assert_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("layout", [{"save_original_format": False}, {"max_shard_size": "20KB"}])
+def test_layouts_of_the_checkpoint_change_nothing(
+    checkpoint: Checkpoint, open_session: OpenSession, stock: ModuleType, layout: dict[str, object]
+) -> None:
+    """All experts in one tensor, and a checkpoint of many shards, against one tensor each in one file."""
+    theirs = stock.stock_logits(stock.load(checkpoint("qwen3_moe"), torch.bfloat16), EVEN, STEPS)
+    session = open_session(checkpoint("qwen3_moe", saving=layout), dtype="bfloat16")
+    ours, _ = stock.engine_logits(session.model, session.router, EVEN, STEPS)
+    assert_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "granitemoe"])
+def test_prompts_of_unlike_lengths(
+    checkpoint: Checkpoint, open_session: OpenSession, stock: ModuleType, family: str
+) -> None:
+    """Padding is not computed here, where transformers does: a matmul of fewer rows may round otherwise."""
+    folder = checkpoint(family)
+    session = open_session(folder)
+    theirs = stock.stock_logits(stock.load(folder, torch.float32), UNEVEN, STEPS)
+    ours, _ = stock.engine_logits(session.model, session.router, UNEVEN, STEPS)
+    for our, their in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(our, their, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("policy", ["caee:theta=1", "importance:theta=1", "top-k:k0=2", "oea:k0=2", "skip:beta=0"])
+def test_policies_that_may_not_prune_change_nothing(
+    checkpoint: Checkpoint, open_session: OpenSession, stock: ModuleType, policy: str
+) -> None:
+    folder = checkpoint("qwen3_moe", top_k=2)
+    theirs = stock.stock_logits(stock.load(folder, torch.float32), EVEN, STEPS)
+    session = open_session(folder, cache_experts=4)
+    chosen = make_policy(parse_policy(policy), offloading=True)
+    ours, records = stock.engine_logits(session.model, chosen, EVEN, STEPS)
+    assert_equal(ours, theirs)
+    assert all(layer.removed == 0 and layer.rerouted_slots == 0 for record in records for layer in record.layers)
+
+
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v3"])
+def test_tokens_are_those_of_generate(
+    checkpoint: Checkpoint, open_session: OpenSession, stock: ModuleType, family: str
+) -> None:
+    folder = checkpoint(family)
+    model = stock.load(folder, torch.float32)
+    session = open_session(folder, max_new_tokens=12, cache_experts=4)
+    for prompt in EVEN:
+        ids = torch.tensor([prompt])
+        expected = model.generate(ids, do_sample=False, max_new_tokens=12)[0, len(prompt) :].tolist()
+        assert session.run_pass([prompt], session.router).token_ids == [expected]
+
+
+@pytest.mark.parametrize("stored", ["bfloat16", "float16"])
+def test_a_checkpoint_is_converted_as_transformers_does(
+    checkpoint: Checkpoint, open_session: OpenSession, stock: ModuleType, stored: str
+) -> None:
+    folder = checkpoint("qwen3_moe", dtype=getattr(torch, stored))
+    theirs = stock.stock_logits(stock.load(folder, torch.float32), EVEN, STEPS)
+    session = open_session(folder)
+    assert session.index.expert_bytes == 3 * 32 * 32 * 2
+    ours, _ = stock.engine_logits(session.model, session.router, EVEN, STEPS)
+    assert_equal(ours, theirs)
+
+
+def test_tied_embeddings(checkpoint: Checkpoint, open_session: OpenSession, stock: ModuleType) -> None:
+    folder = checkpoint("qwen3_moe", tie_word_embeddings=True)
+    theirs = stock.stock_logits(stock.load(folder, torch.float32), EVEN, STEPS)
+    session = open_session(folder)
+    ours, _ = stock.engine_logits(session.model, session.router, EVEN, STEPS)
+    assert_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("family", ["jetmoe", "llama4_text", "llama", "phimoe", "kimi_linear"])
+def test_other_families_are_refused_by_name(checkpoint: Checkpoint, open_session: OpenSession, family: str) -> None:
+    folder = checkpoint(family)
+    with pytest.raises(CheckpointError, match=family) as caught:
+        open_session(folder).run()
+    assert caught.value.hint
