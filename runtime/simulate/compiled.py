@@ -80,9 +80,7 @@ class CompiledPass:
         devices = plan.machine.devices
         self._layout = layout_of(plan.machine, plan.placement)
         self._rule = rule_of(plan.policy, top_k=top_k, has_scores=has_scores)
-        self._cache = empty_cache(
-            plan.cache, plan.cache_experts or 0, devices, layers * experts * replicas, layers * experts
-        )
+        self._cache = empty_cache(plan.cache, plan.cache_experts or 0, plan.placement.devices_LNR, devices)
         self._totals = Totals(
             before_LD=np.zeros((layers, devices), np.int64),
             after_LD=np.zeros((layers, devices), np.int64),

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from runtime.compile import compiled_without_allocations, inlined
 from runtime.policy.kernels import f_of
-from runtime.simulate.caches import Cache, fetch, start_step, use
+from runtime.simulate.caches import Cache, demand, fetch, start_step, use
 from runtime.simulate.keep import keep_experts
 from runtime.simulate.layerstep import Int64s, LayerStep, Layout, Rule, Totals
+from runtime.simulate.prefetch import prefetch_idle
 from runtime.simulate.prepare import Prepared
 
 MAX_MISSES, REMOVED, TOKENS, REROUTED, LAYER_STEPS, MOMENT = range(6)
@@ -51,6 +52,8 @@ def run_block(
                 block, layout, rule, totals.controller, now, moment, first, last, place, tokens
             )
             dispatch(layout, cache, now, moment, last - first)
+            if cache.prefetch:
+                prefetch_idle(layout, cache, now, layer, moment)
             times[step] += layer_time(layout, now)
             if step >= uncounted:
                 count(layout, totals, now, layer, tokens, removed, rerouted)
@@ -62,35 +65,53 @@ def run_block(
 def choose_copies(
     block: Prepared, layout: Layout, cache: Cache, now: LayerStep, layer: int, first: int, last: int
 ) -> None:
-    """Each active expert on the replica that costs the least now (ties: a resident one, then the lower device)."""
+    """The copy of each active expert that would be used; ``runtime.simulate.replicas`` has the rule."""
     for device in range(layout.devices):
-        now.misses_before[device] = now.misses[device] = now.dispatched[device] = 0
+        now.misses_before[device] = now.misses[device] = now.dispatched[device] = now.load[device] = 0
     for place in range(last - first):
-        base = (layer * layout.experts + block.active[first + place]) * layout.replicas
-        best = base
-        best_absent = not (layout.offloading and cache.resident[best])
-        best_paid = layout.cost[layout.device[best]] if best_absent else 0
-        for copy in range(base + 1, base + layout.replicas):
-            device = layout.device[copy]
-            if device < 0:
-                break
-            absent = not (layout.offloading and cache.resident[copy])
-            paid = layout.cost[device] if absent else 0
-            # Replicas stand by device, so an equal one never takes over.
-            if paid < best_paid or (paid == best_paid and best_absent and not absent):
-                best, best_absent, best_paid = copy, absent, paid
-        now.copy[place] = best
-        now.device[place] = layout.device[best]
-        now.resident[place] = not best_absent
-        now.paid[place] = best_paid
-        if best_absent:
-            now.misses_before[layout.device[best]] += 1
+        copy = (layer * layout.experts + block.active[first + place]) * layout.replicas
+        if layout.replicas == 1 or layout.device[copy + 1] < 0:
+            use_copy(layout, cache, now, place, copy)
+    for place in range(last - first) if layout.replicas > 1 else range(0):
+        copy = (layer * layout.experts + block.active[first + place]) * layout.replicas
+        if layout.device[copy + 1] >= 0:
+            use_copy(layout, cache, now, place, lightest_replica(layout, cache, now, copy))
+
+
+@inlined
+def use_copy(layout: Layout, cache: Cache, now: LayerStep, place: int, copy: int) -> None:
+    """Notes the copy and what it costs."""
+    device = layout.device[copy]
+    resident = layout.offloading and cache.resident[copy]
+    paid = 0 if resident else layout.cost[device]
+    now.copy[place] = copy
+    now.device[place] = device
+    now.resident[place] = resident
+    now.paid[place] = paid
+    now.load[device] += paid
+    now.misses_before[device] += not resident
+
+
+@inlined
+def lightest_replica(layout: Layout, cache: Cache, now: LayerStep, copy: int) -> int:
+    """A resident replica, else the one whose device would carry the least; ties: the lower device."""
+    best, least = -1, 0
+    for replica in range(copy, copy + layout.replicas):
+        device = layout.device[replica]
+        if device < 0:
+            break
+        # -1 is below every load.
+        load = -1 if layout.offloading and cache.resident[replica] else int(now.load[device] + layout.cost[device])
+        if best < 0 or load < least:
+            best, least = replica, load
+    return best
 
 
 @inlined
 def dispatch(layout: Layout, cache: Cache, now: LayerStep, moment: int, actives: int) -> None:
     """The kept experts are used, the absent ones are moved; caches change."""
     for place in range(actives):
+        demand(cache, now.copy[place])
         if now.kept[place]:
             now.dispatched[now.device[place]] += 1
             if not now.resident[place]:

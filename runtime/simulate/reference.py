@@ -15,11 +15,13 @@ import numpy.typing as npt
 from runtime.cache import NEVER, CacheBook
 from runtime.policy.loads import f_of_loads
 from runtime.policy.make import make_policy
-from runtime.policy.types import PICOSECONDS, Decision, Machine, Tokens
+from runtime.policy.types import PICOSECONDS, Machine, Tokens
+from runtime.prefetch import prefetch_idle
 from runtime.simulate.batches import Block, Rows
 from runtime.simulate.lookahead import NextUse
 from runtime.simulate.prepare import Prepared
 from runtime.simulate.records import Counts, PassSpec
+from runtime.simulate.replicas import choose_replicas
 
 Bools = npt.NDArray[np.bool_]
 
@@ -67,16 +69,20 @@ class PolicyPass:
 
     def _layer_step(self, layer: int, tokens: Tokens, counted: bool) -> int:
         """Decide, dispatch, count; returns the layer's time in picoseconds."""
-        machine = self._machine_now(layer)
+        machine = self._machine_now(layer, tokens)
         decision = self._policy.decide(self._policy.summarise(tokens, machine), machine)
         routed = self._policy.reroute(tokens, decision, machine)
-        absent_N = absent(machine, decision)
+        absent_N = absent(machine)
         dispatched = np.unique(routed.topk_ids_TK[routed.topk_ids_TK >= 0])
         devices = machine.devices
         misses_D = np.bincount(decision.device_N[dispatched[absent_N[dispatched]]], minlength=devices)
         for device, book in enumerate(self._books):
-            fetches = book.dispatch(layer, dispatched[decision.device_N[dispatched] == device])
+            demanded = np.flatnonzero(decision.active_N & (decision.device_N == device))
+            fetches = book.dispatch(layer, dispatched[decision.device_N[dispatched] == device], demanded)
             assert len(fetches) == misses_D[device]
+        if self._books:
+            ahead = prefetch_idle(self._books, misses_D, self._plan.machine.costs.picoseconds, machine.groups)
+            misses_D += [len(each) for each in ahead]
         if counted:
             counts = self._counts
             counts.before_LD[layer] += np.bincount(decision.device_N[decision.active_N & absent_N], minlength=devices)
@@ -89,15 +95,27 @@ class PolicyPass:
             counts.layer_steps += 1
         return self._layer_time(machine, misses_D, np.bincount(decision.device_N[dispatched], minlength=devices))
 
-    def _machine_now(self, layer: int) -> Machine:
-        """The layer's machine with what is resident now."""
+    def _machine_now(self, layer: int, tokens: Tokens) -> Machine:
+        """The layer's machine with what is resident now, and of each expert the copy that would be used."""
         machine = self._machines[layer]
-        if not self._books:
-            return machine
-        resident_NR = np.zeros(machine.placement_NR.shape, np.bool_)
-        for device, book in enumerate(self._books):
-            resident_NR |= (machine.placement_NR == device) & book.resident(layer)[:, None]
-        return dataclasses.replace(machine, resident_NR=resident_NR)
+        resident_NR = None
+        if self._books:
+            resident_NR = np.zeros(machine.placement_NR.shape, np.bool_)
+            for device, book in enumerate(self._books):
+                resident_NR |= (machine.placement_NR == device) & book.resident(layer)[:, None]
+        if machine.placement_NR.shape[1] == 1:
+            return dataclasses.replace(machine, resident_NR=resident_NR)
+        active_N = np.zeros(len(machine.placement_NR), np.bool_)
+        active_N[tokens.topk_ids_TK[tokens.topk_ids_TK >= 0]] = True
+        replica_N = choose_replicas(machine.placement_NR, machine.cost_NR, resident_NR, active_N, machine.devices)[
+            :, None
+        ]
+        return dataclasses.replace(
+            machine,
+            placement_NR=np.take_along_axis(machine.placement_NR, replica_N, axis=1),
+            cost_NR=np.take_along_axis(machine.cost_NR, replica_N, axis=1),
+            resident_NR=None if resident_NR is None else np.take_along_axis(resident_NR, replica_N, axis=1),
+        )
 
     def _layer_time(
         self, machine: Machine, misses_D: npt.NDArray[np.int64], dispatched_D: npt.NDArray[np.int64]
@@ -108,13 +126,11 @@ class PolicyPass:
         return max(movements, compute) if about.overlap else movements + compute
 
 
-def absent(machine: Machine, decision: Decision) -> Bools:
-    """[N] whether using the expert on the device that was decided means moving it."""
+def absent(machine: Machine) -> Bools:
+    """[N] whether using the expert means moving it; ``machine`` has one copy of each."""
     if machine.resident_NR is None:
-        return np.ones(len(decision.device_N), np.bool_)
-    here_NR = machine.placement_NR == decision.device_N[:, None]
-    resident_N: Bools = (machine.resident_NR & here_NR).any(axis=1)
-    return ~resident_N
+        return np.ones(len(machine.placement_NR), np.bool_)
+    return ~machine.resident_NR[:, 0]
 
 
 def tokens_of(rows: Rows, layer: int) -> Tokens:

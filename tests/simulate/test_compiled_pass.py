@@ -37,7 +37,16 @@ POLICIES = [
     "skip:beta=0.4",
     "caee:theta=0.6,compensation=none",
 ]
-CACHES = ["lfu", "lru", "belady", "lfu:decay=0.6", "lfu:admit=1", "lfu:decay=0.9,admit=1"]
+CACHES = [
+    "lfu",
+    "lru",
+    "belady",
+    "lfu:decay=0.6",
+    "lfu:admit=1",
+    "lfu:decay=0.9,admit=1",
+    "forecast:decay=0.7",
+    "forecast:decay=0.9,prefetch=1",
+]
 
 
 def both(source: TraceSource, each: PassSpec, batch_size: int | None, warmup_steps: int = 3) -> tuple[Counts, Counts]:
@@ -107,10 +116,10 @@ def test_experts_in_device_memory(
     assert_equal(*both(in_memory(trace), make_pass(policy, machine, trace), None))
 
 
-@pytest.mark.parametrize("cache", CACHES)
+@pytest.mark.parametrize("cache", [*CACHES, None])
 @pytest.mark.parametrize("policy", ["router", "caee:theta=0.6", "budget:price=0.5", "oea:k0=1"])
 def test_replicated_experts(
-    policy: str, cache: str, make_trace: Any, make_machine: Any, make_pass: Any, in_memory: Any
+    policy: str, cache: str | None, make_trace: Any, make_machine: Any, make_pass: Any, in_memory: Any
 ) -> None:
     trace = make_trace(seed=8, lengths=(12, 15, 11, 14))
     rng = np.random.default_rng(1)
@@ -118,8 +127,10 @@ def test_replicated_experts(
     for place in np.ndindex(3, 12):
         held = np.sort(rng.choice(3, size=rng.integers(1, 3), replace=False))
         devices_LNR[place][: len(held)] = held
-    machine = make_machine([1e-3, 1e-3, 2e-3])
-    each = make_pass(policy, machine, trace, cache=cache, placement=Placement(name="drawn", devices_LNR=devices_LNR))
+    machine = make_machine([1e-3, 1e-3, 2e-3], tier="host" if cache else "device")
+    each = make_pass(
+        policy, machine, trace, cache=cache or "lfu", placement=Placement(name="drawn", devices_LNR=devices_LNR)
+    )
     assert_equal(*both(in_memory(trace), each, 4))
 
 
