@@ -19,7 +19,14 @@ _LEAST_SECONDS = 4.0
 
 
 def measure_and_store(
-    store: Store, *, devices: str | None, quick: bool, sizes: str | None, folder: Path, seed: int
+    store: Store,
+    *,
+    devices: str | None,
+    quick: bool,
+    sizes: str | None,
+    collectives: bool,
+    folder: Path,
+    seed: int,
 ) -> Probe:
     """Probe and keep the result; after Ctrl-C what is complete is kept, and the error says so."""
     from probes.errors import Interrupted
@@ -32,6 +39,7 @@ def measure_and_store(
         extra_sizes=(*_expert_sizes(), *_sizes(sizes)),
         seconds=_seconds_left(quick),
         seed=seed,
+        collectives=collectives,
     )
     try:
         with progress_bar() as progress:

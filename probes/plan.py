@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,13 +14,15 @@ from probes.devices import why_no_gpu
 from probes.limits import last_level_cache_bytes, memory_available_bytes
 from probes.records import Concurrency, Device, LinkKind, LinkMode
 from probes.scratch import ScratchFile
-from probes.transfers import CopyTransfer, DiskTransfer, Transfer, pool_pair
+from probes.transfers import CopyTransfer, DiskTransfer, StagedTransfer, Transfer, pool_pair
 
 # Pools of twice the last-level cache each: what is copied is never in the cache.
 _CACHES = 2
 _DEFAULT_CACHE_BYTES = 32 << 20
 # All pools together may take this share of the memory that is free.
 _MEMORY_SHARE = 4
+# Pairs grow with the square of the GPUs: up to here each is measured in every way.
+_EVERY_PAIR = 4
 READ_AND_WRITE = "read+write"
 BackendFactory = Callable[[torch.device], Backend]
 Maker = Callable[[], Transfer]
@@ -112,22 +115,39 @@ def _gpu_links(gpus: Sequence[Device], pool_bytes: int, make_backend: BackendFac
 
 
 def _between_gpus(names: Sequence[str], backends: Sequence[Backend], pool_bytes: int) -> Iterator[LinkPlan]:
-    """Every ordered pair alone; all at once as a ring, each device sending to the next."""
+    """Every ordered pair alone, with bytes coming the opposite way too, and through host memory.
+
+    All at once as a ring, each device sending to the next.
+    """
     count = len(names)
     if count == 1:
-        link = LinkPlan(kind=LinkKind.DEVICE_TO_DEVICE, source=names[0], destination="cuda")
-        yield from _both_waived(link, "there is only one GPU")
+        yield from _pair_waived(names[0], "cuda", "there is only one GPU")
         return
     ring = [partial(_between, backends[at], backends[(at + 1) % count], pool_bytes) for at in range(count)]
-    for at, source in enumerate(names):
-        for to, destination in enumerate(names):
-            if at == to:
-                continue
-            link = LinkPlan(kind=LinkKind.DEVICE_TO_DEVICE, source=source, destination=destination)
-            if to == (at + 1) % count:
-                yield from _alone_and_all(link, _rotated(ring, at))
-            else:
-                yield replace(link, makers=(partial(_between, backends[at], backends[to], pool_bytes),))
+    for at, to in itertools.permutations(range(count), 2):
+        link = LinkPlan(kind=LinkKind.DEVICE_TO_DEVICE, source=names[at], destination=names[to])
+        there = partial(_between, backends[at], backends[to], pool_bytes)
+        back = partial(_between, backends[to], backends[at], pool_bytes)
+        neighbours = to == (at + 1) % count
+        if neighbours:
+            yield from _alone_and_all(link, _rotated(ring, at))
+        else:
+            yield replace(link, makers=(there,))
+        both, staged = replace(link, concurrency=Concurrency.BOTH_WAYS), replace(link, mode=LinkMode.STAGED)
+        if neighbours or count <= _EVERY_PAIR:
+            yield replace(both, makers=(there, back))
+            yield replace(staged, makers=(partial(StagedTransfer, backends[at], backends[to], pool_bytes),))
+        else:
+            reason = f"with more than {_EVERY_PAIR} GPUs only those next to each other are measured so, to save time"
+            yield replace(both, waived=reason)
+            yield replace(staged, waived=reason)
+
+
+def _pair_waived(source: str, destination: str, reason: str) -> Iterator[LinkPlan]:
+    link = LinkPlan(kind=LinkKind.DEVICE_TO_DEVICE, source=source, destination=destination)
+    yield from _both_waived(link, reason)
+    yield replace(link, concurrency=Concurrency.BOTH_WAYS, waived=reason)
+    yield replace(link, mode=LinkMode.STAGED, waived=reason)
 
 
 def _absent_gpu_links(reason: str) -> Iterator[LinkPlan]:
@@ -138,7 +158,7 @@ def _absent_gpu_links(reason: str) -> Iterator[LinkPlan]:
             (LinkKind.DEVICE_TO_HOST, "cuda", "host"),
         ):
             yield from _both_waived(LinkPlan(kind=kind, source=source, destination=destination, mode=mode), reason)
-    yield from _both_waived(LinkPlan(kind=LinkKind.DEVICE_TO_DEVICE, source="cuda", destination="cuda"), reason)
+    yield from _pair_waived("cuda", "cuda", reason)
 
 
 def _alone_and_all(link: LinkPlan, makers: Sequence[Maker]) -> Iterator[LinkPlan]:

@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 
 from probes.backend import TorchBackend
+from probes.collectives import measure_collectives
 from probes.devices import find_devices
 from probes.errors import Interrupted, UsageError
 from probes.fingerprint import take_fingerprint
@@ -35,6 +36,8 @@ _WRITE_SHARE = 0.15
 # A disk scatters more than memory, and its burst has to be spent first.
 _WEIGHTS = {LinkKind.DISK_TO_HOST: 2.0}
 _LEAST_LINK_SECONDS = 0.2
+# Beside the starting of a process for each device; not part of a default probe's time.
+_COLLECTIVES_SECONDS = {"full": 8.0, "quick": 3.0}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +45,8 @@ class ProbeOptions:
     """What to measure. ``devices``: as ``--devices``; None for what the machine offers.
 
     ``extra_sizes``: measured beside the geometric sweep, such as the bytes of a model's experts.
-    ``disk_folder``: where the disk is measured. ``seconds``: time for measuring, without start-up.
+    ``disk_folder``: where the disk is measured. ``seconds``: time for measuring, without start-up. ``collectives``:
+    also what expert parallelism sends between all devices, which takes time of its own.
     """
 
     disk_folder: Path
@@ -51,6 +55,7 @@ class ProbeOptions:
     extra_sizes: tuple[int, ...] = ()
     seconds: float | None = None
     seed: int = 0
+    collectives: bool = False
 
     def __post_init__(self) -> None:
         wrong = [size for size in self.extra_sizes if size <= 0]
@@ -106,6 +111,13 @@ def probe(
     try:
         for link in _measure(options, devices, make_backend, deadline, progress):
             links.append(link)
+        if options.collectives:
+            links += measure_collectives(
+                devices,
+                seconds=_COLLECTIVES_SECONDS[options.scale],
+                seed=options.seed,
+                progress=lambda share: progress("collectives of all devices", share),
+            )
     except KeyboardInterrupt:
         stopped = True
     found = Probe(
@@ -180,7 +192,7 @@ def _weight(plan: LinkPlan) -> float:
 
 def _describe(plan: LinkPlan) -> str:
     mode = f" {plan.mode}" if plan.mode else ""
-    together = ", all at once" if plan.concurrency is Concurrency.ALL else ""
+    together = {Concurrency.ALL: ", all at once", Concurrency.BOTH_WAYS: ", both ways"}.get(plan.concurrency, "")
     return f"{plan.kind.replace('_', ' ')} {plan.source} → {plan.destination}{mode}{together}"
 
 

@@ -12,7 +12,7 @@ import math
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -95,7 +95,7 @@ def sweep(
         open_sizes = [size for size in sizes if not _is_done(values[size], limits)]
     samples = tuple(Sample(size_bytes=size, seconds=tuple(values[size])) for size in sizes if values[size])
     return Sweep(
-        samples=samples, unstable=_why_unstable(values, limits), warnings=(*left_out, *stability_warnings(samples))
+        samples=samples, unstable=why_unstable(values, limits), warnings=(*left_out, *stability_warnings(samples))
     )
 
 
@@ -169,7 +169,8 @@ def _is_done(values: Sequence[float], limits: Limits) -> bool:
     return len(values) >= limits.max_samples or relative_half_width(values) <= limits.relative_half_width
 
 
-def _why_unstable(values: dict[int, list[float]], limits: Limits) -> str | None:
+def why_unstable(values: Mapping[int, Sequence[float]], limits: Limits) -> str | None:
+    """Which medians are not known well enough, or None."""
     widths = {size: relative_half_width(taken) for size, taken in values.items()}
     wide = {size: width for size, width in widths.items() if width > limits.relative_half_width}
     if not wide:

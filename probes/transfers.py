@@ -13,7 +13,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 
-from probes.backend import Backend
+from probes.backend import Backend, Event
 from probes.content import FileContent
 from probes.disk import ALIGNMENT, DirectFile, aligned_buffer
 from probes.errors import DeviceError
@@ -25,6 +25,8 @@ _BYTES_PER_SAMPLE = 1 << 18
 # One int64 of every 64 is changed before a copy, so that no 512 bytes can arrive by having been there before.
 _STAMP_STRIDE = 64
 _SMALLEST_POOL_BYTES = 1 << 20
+# Large enough to reach the host link's full rate, small enough for both halves of the way to overlap.
+_STAGE_BYTES = 4 << 20
 
 
 class BrokenTransferError(Exception):
@@ -118,6 +120,63 @@ class CopyTransfer:
         region = slice(self._at, self._at + chunk * copies)
         self._at += -(-chunk * copies // ALIGNMENT) * ALIGNMENT
         return chunk, copies, self._source[region], self._destination[region]
+
+
+class StagedTransfer:
+    """From one device's memory to another's through page-locked host memory, as where peer access is off.
+
+    Two buffers take turns, so that one is filled while the other is emptied.
+    """
+
+    notes: tuple[str, ...] = ()
+
+    def __init__(self, source: Backend, destination: Backend, pool_bytes: int) -> None:
+        self._from, self._to = source, destination
+        self._source = source.device_buffer(pool_bytes)
+        self._destination = destination.device_buffer(pool_bytes)
+        self._stages = [source.host_buffer(min(_STAGE_BYTES, pool_bytes), pinned=True) for _ in range(2)]
+        self.max_bytes = pool_bytes
+        self.runs_on_host = source.device.type == "cpu"
+        self._at = 0
+        _fill_random(self._source)
+
+    def timed(self, size_bytes: int) -> Timing:
+        source, destination = self._next_regions(size_bytes)
+        source.view(torch.int64)[::_STAMP_STRIDE] = random.getrandbits(62)
+        self._from.synchronize()
+        self._to.synchronize()
+        # Events of one device only can be compared: the last to act is the destination.
+        start = self._to.record()
+        self._move(source, destination)
+        end = self._to.record()
+        end.synchronize()
+        _verify(source, destination)
+        return Timing(self._to.elapsed(start, end), 0.0)
+
+    def load(self, size_bytes: int) -> None:
+        self._move(*self._next_regions(size_bytes))
+        self._to.record().synchronize()
+
+    def _move(self, source: torch.Tensor, destination: torch.Tensor) -> None:
+        emptied: list[Event | None] = [None, None]
+        chunk = self._stages[0].numel()
+        for number, (from_, to) in enumerate(
+            zip(torch.split(source, chunk), torch.split(destination, chunk), strict=True)
+        ):
+            stage, free = self._stages[number % 2][: from_.numel()], emptied[number % 2]
+            if free is not None:
+                free.synchronize()
+            self._from.copy(stage, from_)
+            self._from.record().synchronize()
+            self._to.copy(to, stage)
+            emptied[number % 2] = self._to.record()
+
+    def _next_regions(self, size_bytes: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._at + size_bytes > self.max_bytes:
+            self._at = 0
+        region = slice(self._at, self._at + size_bytes)
+        self._at += -(-size_bytes // ALIGNMENT) * ALIGNMENT
+        return self._source[region], self._destination[region]
 
 
 class DiskTransfer:

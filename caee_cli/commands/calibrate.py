@@ -16,7 +16,11 @@ def command(
     ] = None,
     file: Annotated[
         Path | None,
-        typer.Option("--import", metavar="FILE", help="Fit another tool's output instead: nvbandwidth text or JSON."),
+        typer.Option(
+            "--import",
+            metavar="FILE",
+            help="Take figures from elsewhere instead: what the file is, is told from its content (docs/probing.md).",
+        ),
     ] = None,
     check: Annotated[
         bool,

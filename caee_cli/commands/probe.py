@@ -32,6 +32,13 @@ def command(
             "--disk-path", metavar="FOLDER", help="Folder on the disk to measure. Default: the store's folder."
         ),
     ] = None,
+    collectives: Annotated[
+        bool,
+        typer.Option(
+            "--collectives",
+            help="Also time all-to-all (dispatch, combine) and all-reduce over all devices, on each: 10 s more.",
+        ),
+    ] = False,
     json: JsonOption = False,
     store: StoreOption = None,
     seed: SeedOption = 0,
@@ -39,7 +46,7 @@ def command(
     """Measure device memory, host memory, the links between them and the disk: alone, and all devices at once.
 
     Every transfer is verified. Raw samples and the machine's fingerprint are stored; `caee calibrate` fits them. Takes
-    at most 30 seconds.
+    at most 30 seconds without --collectives.
     """
     from caee_cli.measuring import disk_folder, measure_and_store
     from caee_cli.output import emit_json, note, show
@@ -49,7 +56,15 @@ def command(
 
     with open_store(store) as kept:
         folder = disk_folder(kept, disk_path)
-        measured = measure_and_store(kept, devices=devices, quick=quick, sizes=sizes, folder=folder, seed=seed)
+        measured = measure_and_store(
+            kept,
+            devices=devices,
+            quick=quick,
+            sizes=sizes,
+            collectives=collectives,
+            folder=folder,
+            seed=seed,
+        )
     if json:
         emit_json(probe_document(measured))
     else:

@@ -21,7 +21,7 @@ from probes.records import Concurrency, Device, LinkKind, LinkMode, LinkStatus
 from probes.sampling import Limits
 from probes.scratch import ScratchFile, make_scratch
 from probes.simulated import SimulatedBackend, SimulatedLink
-from probes.transfers import BrokenTransferError, CopyTransfer, DiskTransfer, Timing
+from probes.transfers import BrokenTransferError, CopyTransfer, DiskTransfer, StagedTransfer, Timing
 
 SIZES = (4096, 65536, 1 << 20)
 MIB = 1 << 20
@@ -267,7 +267,7 @@ def test_on_a_cpu_gpu_links_are_waived_with_a_reason(scratch: ScratchFile) -> No
     assert len(set(names)) == len(names)
 
 
-@pytest.mark.parametrize("gpus", [1, 2, 3])
+@pytest.mark.parametrize("gpus", [1, 2, 3, 6])
 def test_gpu_links_are_planned_through_the_same_code(
     scratch: ScratchFile, gpus: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -284,5 +284,28 @@ def test_gpu_links_are_planned_through_the_same_code(
     for planned in plans:
         if planned.makers and planned.kind is not LinkKind.DISK_TO_HOST:
             assert planned.makers[0]().timed(65536).seconds > 0
+    for concurrency, mode in ((Concurrency.BOTH_WAYS, None), (Concurrency.SOLO, LinkMode.STAGED)):
+        found = [
+            plan
+            for plan in plans
+            if (plan.kind, plan.concurrency, plan.mode) == (LinkKind.DEVICE_TO_DEVICE, concurrency, mode)
+        ]
+        measured = [plan for plan in found if plan.makers]
+        assert len(found) == max(1, gpus * (gpus - 1))
+        assert len(measured) == (gpus * (gpus - 1) if gpus <= 4 else gpus), "beyond four GPUs only neighbours"
+        assert all(plan.waived for plan in found if not plan.makers)
     alone = [plan for plan in plans if plan.concurrency is Concurrency.ALL and plan.waived]
     assert bool(alone) == (gpus == 1) or scratch.direct is None
+
+
+def test_staged_copies_cross_host_memory_and_are_verified() -> None:
+    """The wrong byte is put in by the second half of the way, from host memory to the other device."""
+    source, destination = SimulatedBackend(link()), SimulatedBackend(link())
+    transfer = StagedTransfer(source, destination, 16 * MIB)
+    size = 10 * MIB
+    timing = transfer.timed(size)
+    assert (source.copies, destination.copies) == (3, 3), "chunks of 4 MiB"
+    assert timing.seconds == pytest.approx(sum(link().true_seconds(part) for part in (4 * MIB, 4 * MIB, 2 * MIB)))
+    broken = StagedTransfer(source, SimulatedBackend(link(), corrupt_copy=1), 16 * MIB)
+    with pytest.raises(BrokenTransferError, match="1 of"):
+        broken.timed(size)
