@@ -48,7 +48,7 @@ class Cache(NamedTuple):
 
 
 def empty_cache(spec: CacheSpec | None, slots: int, devices_LNR: npt.NDArray[np.int32], devices: int) -> Cache:
-    """Nothing cached, nothing used yet, for copies on ``devices_LNR``. No ``spec``: on-device inference has no cache."""
+    """Nothing cached or used yet, for copies on ``devices_LNR``. No ``spec``: on-device inference has no cache."""
     layers, experts, _ = devices_LNR.shape
     copies = devices_LNR.size
     entries = slots * devices if spec is not None else 0

@@ -76,7 +76,7 @@ class CompiledPass:
     """One pass; its caches, and the price of ``budget``, go on from block to block."""
 
     def __init__(self, plan: PassSpec, *, top_k: int, has_scores: bool) -> None:
-        layers, experts, replicas = plan.placement.devices_LNR.shape
+        layers, experts, _ = plan.placement.devices_LNR.shape
         devices = plan.machine.devices
         self._layout = layout_of(plan.machine, plan.placement)
         self._rule = rule_of(plan.policy, top_k=top_k, has_scores=has_scores)
