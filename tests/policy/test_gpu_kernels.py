@@ -68,15 +68,11 @@ def test_interpreted_on_faults_narrow_scores_and_used_buffers(interpreted: Agree
     assert lines == ["45 faults cases agree", "24 narrow cases agree", "8 again cases agree"]
 
 
+# Every shape and policy is compiled once, so there are many cases of few shapes.
 @pytest.mark.gpu
-def test_on_a_gpu(on_gpu: Agree) -> None:
-    lines = on_gpu("random:1000:1", "edges:27:1", "largest:3:1", "faults:9:1", "narrow:8:1", "again:20:1").splitlines()
-    assert len(lines) == 6
-
-
-@pytest.mark.gpu
-def test_replayed_cuda_graphs(on_gpu: Agree) -> None:
-    assert on_gpu("graphs:20:1") == "80 graphs cases agree\n"
+@pytest.mark.parametrize("run", ["edges:45:1", "largest:3:1", "faults:3:1", "narrow:2:1", "again:20:1", "graphs:20:1"])
+def test_on_a_gpu(on_gpu: Agree, run: str) -> None:
+    assert on_gpu(run).endswith(f"{run.partition(':')[0]} cases agree\n")
 
 
 # ---- compiled ahead of time
