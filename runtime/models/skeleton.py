@@ -67,7 +67,7 @@ def build_skeleton(folder: Path, *, dtype: torch.dtype) -> Skeleton:
             hint="is config.json complete, and is this a model that generates text?",
         ) from error
     model.eval()
-    found = {name: module for name, module in model.named_modules() if _speaks_experts_protocol(module)}
+    found = {name: module for name, module in model.named_modules() if speaks_experts_protocol(module)}
     if not found:
         raise CheckpointError(
             f"the model family {family} is not supported: it has no experts that take (hidden_states, top_k_index, "
@@ -97,7 +97,7 @@ def expert_count(module: torch.nn.Module) -> int:
     return count
 
 
-def _speaks_experts_protocol(module: torch.nn.Module) -> bool:
+def speaks_experts_protocol(module: torch.nn.Module) -> bool:
     stacked = [p for p in module.parameters(recurse=False) if p.ndim == 3]
     count = getattr(module, "num_experts", None)
     return (

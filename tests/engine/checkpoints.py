@@ -10,7 +10,7 @@ import torch
 VOCABULARY = 257
 """256 bytes and a padding token."""
 
-# Multiples of 32: torch computes what is left over of a vector of 32 numbers by another routine, which rounds otherwise.
+# Multiples of 32: what is left over of a vector of 32 numbers goes through another routine, which rounds otherwise.
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,

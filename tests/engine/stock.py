@@ -69,3 +69,71 @@ def _greedy(step: Step, prompts: Prompts, steps: int) -> list[torch.Tensor]:
         ids = found[-1].argmax(-1)[:, None]
         mask = torch.cat([mask, mask.new_ones((len(prompts), 1))], 1)
     return found
+
+
+def masked_logits(
+    model: Any, prompts: Prompts, dispatched: Sequence[Sequence[torch.Tensor]], rule: Callable[..., torch.Tensor]
+) -> list[torch.Tensor]:
+    """The same of transformers' model when its experts are only those of ``dispatched`` [step][layer][T, K], −1 none.
+
+    ``rule(logits, ids)``: the weights of those ids. Every (token, expert) is computed alone and added up plainly.
+    """
+    from runtime.models.skeleton import speaks_experts_protocol
+
+    layers = [
+        (module, parent)
+        for parent in model.modules()
+        for module in parent.children()
+        if speaks_experts_protocol(module)
+    ]
+    at = {"step": -1}
+    for number, (module, parent) in enumerate(layers):
+        module.forward = _masked(module.forward, _logits_of(module, parent), dispatched, number, at, rule)
+    name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+    kept: dict[str, Any] = {}
+
+    def step(ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, prefill: bool) -> torch.Tensor:
+        at["step"] += 1
+        output = model(
+            input_ids=ids, attention_mask=mask, position_ids=positions, use_cache=True, logits_to_keep=1, **kept
+        )
+        kept[name] = output[name]
+        logits: torch.Tensor = output.logits[:, -1]
+        return logits
+
+    return _greedy(step, prompts, len(dispatched))
+
+
+def _logits_of(module: torch.nn.Module, parent: torch.nn.Module) -> list[torch.Tensor]:
+    seen: list[torch.Tensor] = []
+
+    def see(_: Any, __: Any, output: Any) -> None:
+        if isinstance(output, tuple) and len(output) == 3:
+            seen[:] = [output[0]]
+
+    for child in parent.children():
+        if child is not module:
+            child.register_forward_hook(see)
+    return seen
+
+
+def _masked(
+    expert_forward: Callable[..., torch.Tensor],
+    logits: list[torch.Tensor],
+    dispatched: Sequence[Sequence[torch.Tensor]],
+    layer: int,
+    at: dict[str, int],
+    rule: Callable[..., torch.Tensor],
+) -> Callable[..., torch.Tensor]:
+    def forward(hidden: torch.Tensor, _: torch.Tensor, __: torch.Tensor) -> torch.Tensor:
+        ids = dispatched[at["step"]][layer]
+        weights = rule(logits[0].float(), ids)
+        total = torch.zeros_like(hidden)
+        for token, slots in enumerate(ids.tolist()):
+            for slot, expert in enumerate(slots):
+                if expert >= 0:
+                    one = expert_forward(hidden[token : token + 1], torch.tensor([[expert]]), torch.ones(1, 1))
+                    total[token] += one[0] * weights[token, slot]
+        return total
+
+    return forward
