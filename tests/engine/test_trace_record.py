@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from caee_cli.main import app
@@ -27,6 +26,7 @@ from runtime.trace.reader import TraceReader, partial_folder, read_trace
 from runtime.trace.records import Phase, ScoreFunction, TokenKind
 from runtime.trace.writer import TraceRecorder
 from runtime.trace_recording import RecordOptions, RecordReport, record_rank
+from runtime.worker import RankSession
 
 Checkpoint = Callable[..., Path]
 
@@ -34,7 +34,9 @@ PROMPTS = ("Hello there, my", "And he", "Now is the time", "So", "What did she s
 CACHE_EXPERTS = 5
 
 
-def record(folder: Path, output: Path, *, devices: int = 1, full_scores: bool = False, **changes: object) -> RecordReport:
+def record(
+    folder: Path, output: Path, *, devices: int = 1, full_scores: bool = False, **changes: object
+) -> RecordReport:
     run = {
         "tier": "disk",
         "policy": parse_policy("router"),
@@ -47,9 +49,7 @@ def record(folder: Path, output: Path, *, devices: int = 1, full_scores: bool = 
         **changes,
     }
     options = RecordOptions(
-        run=RunOptions(
-            model=folder, devices=find_devices(f"cpu:{devices}"), held_out=None, calibration=None, **run
-        ),
+        run=RunOptions(model=folder, devices=find_devices(f"cpu:{devices}"), held_out=None, calibration=None, **run),
         output=output,
         model_name="tiny",
         full_scores=full_scores,
@@ -84,7 +84,6 @@ def fetches(figures: PassFigures) -> tuple[tuple[int, ...], ...]:
     [
         ("qwen3_moe", "router", "lfu"),
         ("qwen3_moe", "caee:theta=0.6", "lfu"),
-        ("qwen3_moe", "caee:theta=0.6,compensation=resident", "lru"),
         ("qwen3_moe", "importance:theta=0.5,reselect=all", "lfu:decay=0.9,admit=1"),
         ("deepseek_v3", "caee:theta=0.7", "lfu"),
         ("gpt_oss", "caee:theta=0.6", "lru"),
@@ -233,14 +232,27 @@ def test_the_command(checkpoint: Checkpoint, tmp_path: Path) -> None:
     assert CliRunner().invoke(app, [*arguments, "--force"]).exit_code == 0
 
 
-def test_recording_changes_nothing(checkpoint: Checkpoint, tmp_path: Path, open_session: Callable[..., object]) -> None:
-    """The observer sees the arrays on which the engine decides; it must leave them as they are."""
-    first = tmp_path / "a.parquet"
+@pytest.mark.parametrize("full_scores", [False, True])
+def test_recording_changes_nothing(
+    checkpoint: Checkpoint, open_session: Callable[..., RankSession], tmp_path: Path, full_scores: bool
+) -> None:
+    """The same prompts without an observer, from empty caches: the same fetches in every layer."""
     folder = checkpoint("gpt_oss", experts=12, top_k=4)
-    one = record(folder, first, full_scores=True, policy=parse_policy("caee:theta=0.6"))
-    other = record(folder, tmp_path / "b.parquet", policy=parse_policy("caee:theta=0.6"))
-    assert one.device_misses == other.device_misses
-    assert torch.get_num_threads() >= 1
+    session = open_session(folder, cache_experts=CACHE_EXPERTS, max_new_tokens=5, policy="caee:theta=0.6")
+    empty = session.execution.snapshot()
+    prompts = session.encoded_prompts()
+    session.run_pass(prompts, session.router, new_tokens=2)
+    session.execution.restore(empty)
+    steps = session.run_pass(prompts, session.asked_policy()).steps
+    misses = np.sum([[layer.misses_after_D for layer in step.layers] for step in steps], axis=0)
+    report = record(
+        folder,
+        tmp_path / "t.parquet",
+        full_scores=full_scores,
+        policy=parse_policy("caee:theta=0.6"),
+        prompts=session.options.prompts,
+    )
+    assert np.array_equal(report.device_misses, misses)
 
 
 def _prompts(folder: Path) -> Path:
