@@ -11,6 +11,7 @@ from reports.figures import theme
 from reports.info.table import DataTable
 
 SHOWN_DIGITS = 7
+LEGEND_ROW_PIXELS = 19
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,6 +93,26 @@ def plain(text: str) -> str:
 def series_colour(at: int) -> str:
     """Colour of the series at this position; they repeat after seven."""
     return theme.SERIES[at % len(theme.SERIES)]
+
+
+def with_legend(height: int, entries: int) -> int:
+    """``height`` in pixels and room for a legend that a narrow screen breaks into a row for each entry."""
+    return height + LEGEND_ROW_PIXELS * max(0, entries - 2)
+
+
+def error_bars(
+    values: Sequence[float], bounds: Sequence[tuple[float, float]], colour: str, *, thickness: float = 1.5
+) -> dict[str, Any]:
+    """Plotly error bars from each of ``values`` to its lower and upper bound."""
+    return {
+        "type": "data",
+        "symmetric": False,
+        "array": [high - value for value, (_, high) in zip(values, bounds, strict=True)],
+        "arrayminus": [value - low for value, (low, _) in zip(values, bounds, strict=True)],
+        "color": colour,
+        "thickness": thickness,
+        "width": 4,
+    }
 
 
 def traces(*made: Any) -> list[Any]:

@@ -8,7 +8,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from reports.figures import theme
-from reports.figures.card import Card, Panel, plain, series_colour, traces
+from reports.figures.card import Card, Panel, error_bars, plain, series_colour, traces, with_legend
 from reports.info.comparison import ComparedRun, ComparisonInfo
 from reports.info.keyfigures import movement_noun
 from reports.info.table import Cell, Column, DataTable, table
@@ -64,7 +64,7 @@ def busiest_card(info: ComparisonInfo) -> Card:
             x=[layer for layer, _, _ in run.busiest_by_layer],
             y=[after for _, _, after in run.busiest_by_layer],
             mode="lines+markers",
-            line={"color": series_colour(at), "width": 2},
+            line={"color": series_colour(at), "width": 2, "dash": "solid" if at < len(theme.SERIES) else "dot"},
             marker={"size": 5, "color": series_colour(at)},
             hovertemplate=f"layer %{{x}}: %{{y:.2f}} {noun}<extra>%{{fullData.name}}</extra>",
         )
@@ -86,7 +86,7 @@ def busiest_card(info: ComparisonInfo) -> Card:
                 key="runs-layers",
                 data=traces(*lines),
                 layout={
-                    "height": 320,
+                    "height": with_legend(320, len(lines)),
                     "xaxis": {"title": {"text": "layer"}},
                     "yaxis": {"title": {"text": f"{noun} per step"}, "rangemode": "tozero"},
                 },
@@ -140,22 +140,16 @@ def _loss(run: ComparedRun) -> str | None:
 
 
 def _medians(name: str, colour: str, runs: Sequence[ComparedRun], estimates: list[Estimate]) -> Any:
+    medians = [estimate.median * 1e3 for estimate in estimates]
+    bounds = [(estimate.ci95[0] * 1e3, estimate.ci95[1] * 1e3) for estimate in estimates]
     return go.Scatter(
         name=name,
-        x=[estimate.median * 1e3 for estimate in estimates],
+        x=medians,
         y=[plain(run.label) for run in runs],
         mode="markers",
         marker={"size": 10, "color": colour},
-        error_x={
-            "type": "data",
-            "symmetric": False,
-            "array": [(estimate.ci95[1] - estimate.median) * 1e3 for estimate in estimates],
-            "arrayminus": [(estimate.median - estimate.ci95[0]) * 1e3 for estimate in estimates],
-            "color": colour,
-            "thickness": 2,
-            "width": 5,
-        },
-        customdata=[[estimate.ci95[0] * 1e3, estimate.ci95[1] * 1e3] for estimate in estimates],
+        error_x=error_bars(medians, bounds, colour, thickness=2),
+        customdata=bounds,
         hovertemplate=(
             f"{name}: %{{x:.3f}} ms, 95 % interval %{{customdata[0]:.3f}} to %{{customdata[1]:.3f}} ms<extra></extra>"
         ),

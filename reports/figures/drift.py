@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from probes.units import format_rate
 from reports.figures import theme
-from reports.figures.card import Card, Panel, Picker, Variant, traces
+from reports.figures.card import Card, Panel, Picker, Variant, error_bars, traces
 from reports.info.drift import LinkDrift
 from reports.info.table import table
 
@@ -60,28 +60,24 @@ def drift_card(links: Sequence[LinkDrift]) -> Card:
 
 
 def _variant(link: LinkDrift) -> Variant:
-    rates = [point.bandwidth_bytes_per_s for point in link.points]
-    bounds = [point.ci95 or (rate, rate) for point, rate in zip(link.points, rates, strict=True)]
+    rates = [point.bandwidth_bytes_per_s / 1e9 for point in link.points]
+    known = [point.ci95 or (point.bandwidth_bytes_per_s,) * 2 for point in link.points]
+    bounds = [(low / 1e9, high / 1e9) for low, high in known]
     line = go.Scatter(
         name=link.name,
         x=[point.created_at for point in link.points],
-        y=[rate / 1e9 for rate in rates],
+        y=rates,
         mode="lines+markers",
         line={"color": theme.BLUE, "width": 2},
         marker={"size": 8, "color": theme.BLUE},
-        error_y={
-            "type": "data",
-            "symmetric": False,
-            "array": [(high - rate) / 1e9 for (_, high), rate in zip(bounds, rates, strict=True)],
-            "arrayminus": [(rate - low) / 1e9 for (low, _), rate in zip(bounds, rates, strict=True)],
-            "color": theme.BLUE,
-            "thickness": 1.5,
-            "width": 4,
-        },
+        error_y=error_bars(rates, bounds, theme.BLUE),
         hovertemplate="%{x}: %{y:.4g} GB/s<extra></extra>",
     )
     return Variant(
         data=traces(line),
         layout={},
-        alt=f"{link.name}: {len(rates)} calibrations, {format_rate(min(rates))} to {format_rate(max(rates))}.",
+        alt=(
+            f"{link.name}: {len(rates)} calibrations, {format_rate(min(rates) * 1e9)} to "
+            f"{format_rate(max(rates) * 1e9)}."
+        ),
     )

@@ -1,193 +1,155 @@
-"""Cards about several runs of policies: the frontier of gain and cost, and the sweep of θ."""
+"""Card of the frontier: what policies gain against what they give up, in several runs."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import plotly.graph_objects as go
 
 from reports.figures import theme
-from reports.figures.card import Card, Panel, plain, series_colour, traces
-from reports.info.comparison import ComparedRun, ComparisonInfo
-from reports.info.table import table
-from reports.info.words import change_with_interval, percent
+from reports.figures.card import Card, Panel, error_bars, plain, series_colour, traces, with_legend
+from reports.info.comparison import ComparedRun, ComparisonInfo, Interval
+from reports.info.table import DataTable, table
+from reports.info.words import percent
 
-Values = Sequence[float]
+Cost = Callable[[ComparedRun], Interval | None]
 
 
 def frontier_card(info: ComparisonInfo) -> Card:
-    """What each run gains against what it gives up."""
-    measured = [run for run in info.runs if run.loss_rise is not None]
+    """Cut in TPOT against removed importance, and against the loss where it was measured."""
     panels = [
-        Panel(
-            key="frontier-importance",
-            title="Against removed importance",
-            data=traces(*(_point(run, run.removed_importance, None, at) for at, run in enumerate(info.runs))),
-            layout=_frontier_layout("removed importance per token and layer"),
-            alt=_frontier_alt(info.runs),
+        _panel(
+            info,
+            "frontier-importance",
+            "Against removed importance",
+            "removed importance per token and layer",
+            lambda run: Interval(value=run.removed_importance, ci95=(run.removed_importance,) * 2),
+            info.front_by_importance,
         )
     ]
-    if measured:
-        points = (
-            _point(run, run.loss_rise.value, run.loss_rise.ci95, at)
-            for at, run in enumerate(info.runs)
-            if run.loss_rise is not None
-        )
+    if any(run.loss_rise for run in info.runs):
         panels.append(
-            Panel(
-                key="frontier-loss",
-                title="Against measured loss",
-                data=traces(*points),
-                layout=_frontier_layout("rise of held-out loss"),
-                alt=_frontier_alt(measured),
+            _panel(
+                info,
+                "frontier-loss",
+                "Against measured loss",
+                "rise of held-out loss",
+                lambda run: run.loss_rise,
+                info.front_by_loss,
             )
         )
+    dotted = (
+        " The dotted line joins what nothing beats in both, from the router's own choice at 0." if _fronts(info) else ""
+    )
     return Card(
         key="frontier",
         title="What is gained for what is given up",
-        lede="Cut in time per output token, 1 − ratio of paired passes, with 95 % intervals. Up and left is better.",
-        table=table(
-            ("run", "run"),
-            ("policy", "policy"),
-            ("tpot_ratio", "TPOT ratio"),
-            ("tpot_ratio_low", "95 % low"),
-            ("tpot_ratio_high", "95 % high"),
-            ("removed_importance", "removed importance", "share"),
-            ("loss_rise", "rise of loss", "share"),
-            ("loss_rise_low", "95 % low", "share"),
-            ("loss_rise_high", "95 % high", "share"),
-            rows=(
-                (
-                    run.run_id,
-                    run.policy,
-                    run.gain_tpot.ratio,
-                    *run.gain_tpot.ci95,
-                    run.removed_importance,
-                    *((run.loss_rise.value, *run.loss_rise.ci95) if run.loss_rise else (None, None, None)),
-                )
-                for run in info.runs
-            ),
+        lede=(
+            "Cut in time per output token, 1 − ratio of paired passes, with 95 % intervals. Up and left is better. A "
+            f"number is the value of the policy's knob.{dotted}"
         ),
+        table=_table(info),
         panels=tuple(panels),
     )
 
 
-def sweep_card(runs: Sequence[ComparedRun]) -> Card:
-    """The same policy at several θ (paper, Tables II to V)."""
-    thetas = [run.theta for run in runs]
-
-    def line(name: str, colour: str, values: Values, low: Values, high: Values) -> Any:
-        return go.Scatter(
-            name=name,
-            x=thetas,
-            y=values,
-            mode="lines+markers",
-            line={"color": colour, "width": 2},
-            marker={"size": 8, "color": colour},
-            error_y=_error(values, low, high, colour),
-            hovertemplate=f"θ = %{{x}}: {name} %{{y:+.2%}}<extra></extra>",
-        )
-
-    cuts = line(
-        "TPOT",
-        theme.AFTER,
-        [run.gain_tpot.ratio - 1 for run in runs],
-        [run.gain_tpot.ci95[0] - 1 for run in runs],
-        [run.gain_tpot.ci95[1] - 1 for run in runs],
-    )
-    losses = [
-        line(
-            "held-out loss",
-            theme.FETCH,
-            [run.loss_rise.value for run in runs if run.loss_rise],
-            [run.loss_rise.ci95[0] for run in runs if run.loss_rise],
-            [run.loss_rise.ci95[1] for run in runs if run.loss_rise],
-        )
-    ]
-    known = all(run.loss_rise for run in runs)
-    axis = {"title": {"text": "θ"}, "tickvals": thetas}
-
-    def panel(key: str, title: str, data: list[Any], unit: str) -> Panel:
-        return Panel(
-            key=key,
-            title=title,
-            data=traces(*data),
-            layout={
-                "height": 280,
-                "showlegend": False,
-                "xaxis": axis,
-                "yaxis": {"title": {"text": unit}, "tickformat": "+.1%", "zeroline": True},
-            },
-            alt="; ".join(f"θ = {run.theta}: TPOT {change_with_interval(run.gain_tpot)}" for run in runs) + ".",
-        )
-
-    panels = [panel("sweep-tpot", "Time per output token", [cuts], "change in TPOT")]
-    if known:
-        panels.append(panel("sweep-loss", "Held-out loss", losses, "change in loss"))
-    return Card(
-        key="theta-sweep",
-        title="Sweep of θ",
-        lede="One policy at several θ, all else equal: a lower θ keeps fewer experts.",
-        table=table(
-            ("theta", "θ"),
-            ("tpot_seconds", "TPOT", "s"),
-            ("tpot_ratio", "TPOT ratio"),
-            ("removed_importance", "removed importance", "share"),
-            ("loss_rise", "rise of loss", "share"),
-            rows=(
-                (
-                    run.theta,
-                    run.tpot_policy.median,
-                    run.gain_tpot.ratio,
-                    run.removed_importance,
-                    run.loss_rise.value if run.loss_rise else None,
-                )
-                for run in runs
-            ),
-        ),
-        panels=tuple(panels),
+def _panel(info: ComparisonInfo, key: str, title: str, axis: str, cost: Cost, front: Sequence[ComparedRun]) -> Panel:
+    measured = [[run for run in runs if cost(run)] for runs in info.series]
+    data = [_series(runs, cost, series_colour(at)) for at, runs in enumerate(measured) if runs]
+    if front:
+        data = [_front(front, cost), *data]
+    return Panel(
+        key=key,
+        title=title,
+        data=traces(*data),
+        layout={
+            "height": with_legend(360, len(data)),
+            "xaxis": {"title": {"text": axis}, "tickformat": ".1%", "zeroline": True},
+            "yaxis": {"title": {"text": "cut in TPOT"}, "tickformat": ".0%", "zeroline": True},
+            "showlegend": True,
+        },
+        alt=_alt([run for runs in measured for run in runs]),
     )
 
 
-def _point(run: ComparedRun, given_up: float, interval: tuple[float, float] | None, at: int) -> Any:
-    cut = 1 - run.gain_tpot.ratio
-    high, low = (1 - bound for bound in run.gain_tpot.ci95)
-    colour = series_colour(at)
+def _series(runs: Sequence[ComparedRun], cost: Cost, colour: str) -> Any:
+    """One policy; its runs are joined in the order of their knob."""
+    costs = [found for found in map(cost, runs) if found]
+    cuts = [_cut(run) for run in runs]
+    knob = f" by {runs[0].knob}" if runs[0].knob else ""
+    uncertain = any(each.ci95[0] < each.ci95[1] for each in costs)
     return go.Scatter(
-        name=plain(run.label),
-        x=[given_up],
-        y=[cut],
-        mode="markers",
-        marker={"size": 11, "color": colour},
-        error_y=_error([cut], [low], [high], colour),
-        error_x=_error([given_up], [interval[0]], [interval[1]], colour) if interval else None,
-        hovertemplate="%{y:.1%} less TPOT for %{x:.2%}<extra>%{fullData.name}</extra>",
+        name=plain(f"{runs[0].series}{knob}"),
+        x=[each.value for each in costs],
+        y=[cut.value for cut in cuts],
+        mode="lines+markers+text" if len(runs) > 1 else "markers+text",
+        line={"color": colour, "width": 1},
+        marker={"size": 9, "color": colour},
+        text=["" if run.knob_value is None else f"{run.knob_value:g}" for run in runs],
+        textposition="top left",
+        textfont={"size": 11, "color": theme.MUTED},
+        error_y=error_bars([cut.value for cut in cuts], [cut.ci95 for cut in cuts], colour),
+        error_x=error_bars([each.value for each in costs], [each.ci95 for each in costs], colour)
+        if uncertain
+        else None,
+        customdata=[plain(run.label) for run in runs],
+        hovertemplate="%{customdata}<br>%{y:.1%} less TPOT for %{x:.2%}<extra></extra>",
     )
 
 
-def _error(values: Values, low: Values, high: Values, colour: str) -> dict[str, Any]:
-    return {
-        "type": "data",
-        "symmetric": False,
-        "array": [top - value for value, top in zip(values, high, strict=True)],
-        "arrayminus": [value - bottom for value, bottom in zip(values, low, strict=True)],
-        "color": colour,
-        "thickness": 1.5,
-        "width": 4,
-    }
+def _front(front: Sequence[ComparedRun], cost: Cost) -> Any:
+    costs = [found.value for found in map(cost, front) if found]
+    return go.Scatter(
+        name="Pareto front",
+        x=[0.0, *costs],
+        y=[0.0, *(_cut(run).value for run in front)],
+        mode="lines",
+        line={"color": theme.MUTED, "width": 1.5, "dash": "dot"},
+        hoverinfo="skip",
+    )
 
 
-def _frontier_layout(given_up: str) -> dict[str, Any]:
-    return {
-        "height": 340,
-        "showlegend": True,
-        "xaxis": {"title": {"text": given_up}, "tickformat": ".1%", "zeroline": True},
-        "yaxis": {"title": {"text": "cut in TPOT"}, "tickformat": ".0%", "zeroline": True},
-    }
+def _cut(run: ComparedRun) -> Interval:
+    ratio = run.gain_tpot
+    return Interval(value=1 - ratio.ratio, ci95=(1 - ratio.ci95[1], 1 - ratio.ci95[0]))
 
 
-def _frontier_alt(runs: Sequence[ComparedRun]) -> str:
+def _fronts(info: ComparisonInfo) -> bool:
+    return bool(info.front_by_importance or info.front_by_loss)
+
+
+def _table(info: ComparisonInfo) -> DataTable:
+    by_importance, by_loss = info.front_by_importance, info.front_by_loss
+    return table(
+        ("run", "run"),
+        ("policy", "policy"),
+        ("tpot_ratio", "TPOT ratio"),
+        ("tpot_ratio_low", "95 % low"),
+        ("tpot_ratio_high", "95 % high"),
+        ("removed_importance", "removed importance", "share"),
+        ("on_importance_front", "on its front"),
+        ("loss_rise", "rise of loss", "share"),
+        ("loss_rise_low", "95 % low", "share"),
+        ("loss_rise_high", "95 % high", "share"),
+        ("on_loss_front", "on its front"),
+        rows=(
+            (
+                run.run_id,
+                run.policy,
+                run.gain_tpot.ratio,
+                *run.gain_tpot.ci95,
+                run.removed_importance,
+                run in by_importance,
+                *((run.loss_rise.value, *run.loss_rise.ci95) if run.loss_rise else (None, None, None)),
+                run in by_loss,
+            )
+            for run in info.runs
+        ),
+    )
+
+
+def _alt(runs: Sequence[ComparedRun]) -> str:
     points = (
         f"{run.label}: {percent(1 - run.gain_tpot.ratio)} less TPOT, {percent(run.removed_importance)} of importance "
         f"removed" + (f", loss {percent(run.loss_rise.value, signed=True)}" if run.loss_rise else "")

@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from probes.units import format_seconds
 from reports.figures import theme
-from reports.figures.card import Card, Panel, traces
+from reports.figures.card import Card, Panel, error_bars, traces
 from reports.info.table import table
 from reports.info.timing import PhaseInfo, PredictedInfo
 from reports.info.words import change_with_interval, percent
@@ -135,23 +135,13 @@ def _sample_dots(name: str, colour: str, estimate: Estimate) -> Any:
 
 
 def _median_mark(name: str, estimate: Estimate) -> Any:
-    low, high = estimate.ci95
+    median, (low, high) = estimate.median * 1e3, (bound * 1e3 for bound in estimate.ci95)
     return go.Scatter(
         name=f"{name}, median",
-        x=[estimate.median * 1e3],
+        x=[median],
         y=[1 if name == "baseline" else 0],
         mode="markers",
         marker={"size": 11, "symbol": "line-ns-open", "color": theme.INK, "line": {"width": 2.5}},
-        error_x={
-            "type": "data",
-            "symmetric": False,
-            "array": [(high - estimate.median) * 1e3],
-            "arrayminus": [(estimate.median - low) * 1e3],
-            "color": theme.INK,
-            "thickness": 2,
-            "width": 5,
-        },
-        hovertemplate=(
-            f"{name}: median %{{x:.3f}} ms, 95 % interval {low * 1e3:.3f} to {high * 1e3:.3f} ms<extra></extra>"
-        ),
+        error_x=error_bars([median], [(low, high)], theme.INK, thickness=2),
+        hovertemplate=f"{name}: median %{{x:.3f}} ms, 95 % interval {low:.3f} to {high:.3f} ms<extra></extra>",
     )

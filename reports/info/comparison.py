@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from probes.errors import InputError
 from reports.info.keyfigures import loss_rise
+from reports.info.naming import RunName, differing, run_names
+from reports.info.pareto import pareto_front
 from reports.info.verdict import Outcome, outcome_of
 from store.records import Estimate, Quality, Ratio, RunRecord
 
@@ -26,7 +28,9 @@ class Interval:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComparedRun:
-    """One run of several. ``label`` is short and unlike the others'; ``loss_rise`` is a share of the baseline's loss.
+    """One run of several; ``loss_rise`` is a share of the baseline's loss.
+
+    ``label``, ``series``, ``knob`` and ``knob_value``: see ``RunName``.
 
     ``tpot_against_first`` and ``ttft_against_first``: with-policy medians, this run's ÷ the first's; None for the
     first.
@@ -36,9 +40,12 @@ class ComparedRun:
     label: str
     model: str
     policy: str
-    theta: float | None
+    series: str
+    knob: str | None
+    knob_value: float | None
     tpot_baseline: Estimate
     tpot_policy: Estimate
+    ttft_baseline: Estimate
     ttft_policy: Estimate
     gain_tpot: Ratio
     gain_ttft: Ratio
@@ -55,6 +62,15 @@ class ComparedRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Sweep:
+    """Runs that differ in their knob alone, by its value."""
+
+    knob: str
+    series: str
+    runs: tuple[ComparedRun, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ComparisonInfo:
     """``unlike_hosts``: identity fields in which a run's machine differs from the first's; ``differing``: settings."""
 
@@ -64,14 +80,41 @@ class ComparisonInfo:
     differing: tuple[str, ...]
 
     @property
-    def sweep(self) -> tuple[ComparedRun, ...]:
-        """Runs that differ in θ alone, by θ; empty where there are no two or anything else differs."""
-        known = [run for run in self.runs if run.theta is not None]
-        thetas = {run.theta for run in known}
-        alike = len({(run.model, run.policy.partition(":")[0]) for run in known}) == 1
-        if len(known) < 2 or len(thetas) < len(known) or not alike or set(self.differing) - {"policy"}:
+    def series(self) -> tuple[tuple[ComparedRun, ...], ...]:
+        """Runs by series, each by the value of its knob."""
+        names = dict.fromkeys(run.series for run in self.runs)
+        return tuple(
+            tuple(sorted((run for run in self.runs if run.series == name), key=lambda run: run.knob_value or 0.0))
+            for name in names
+        )
+
+    @property
+    def sweeps(self) -> tuple[Sweep, ...]:
+        """Series with two values of their knob or more."""
+        found = []
+        for runs in self.series:
+            knob, values = runs[0].knob, {run.knob_value for run in runs}
+            if knob is not None and len(values) > 1:
+                found.append(Sweep(knob=knob, series=runs[0].series, runs=runs))
+        return tuple(found)
+
+    @property
+    def front_by_importance(self) -> tuple[ComparedRun, ...]:
+        """Runs that no other beats in both TPOT ratio and removed importance; empty where more than policies differ."""
+        return self._front([(run, run.removed_importance) for run in self.runs])
+
+    @property
+    def front_by_loss(self) -> tuple[ComparedRun, ...]:
+        """The same with the rise of held-out loss, of the runs in which it was measured."""
+        return self._front([(run, run.loss_rise.value) for run in self.runs if run.loss_rise])
+
+    def _front(self, given_up: Sequence[tuple[ComparedRun, float]]) -> tuple[ComparedRun, ...]:
+        if set(self.differing) - {"policy"}:
             return ()
-        return tuple(sorted(known, key=lambda run: run.theta or 0.0))
+        # The router's own choice, which gains and gives up nothing, is a choice too.
+        points = [(1.0, 0.0), *((run.gain_tpot.ratio, cost) for run, cost in given_up)]
+        chosen = [(cost, run) for (run, cost), best in zip(given_up, pareto_front(points)[1:], strict=True) if best]
+        return tuple(run for _, run in sorted(chosen, key=lambda each: each[0]))
 
 
 def comparison_info(runs: Sequence[RunRecord], *, allow_unlike_hosts: bool = False) -> ComparisonInfo:
@@ -86,14 +129,14 @@ def comparison_info(runs: Sequence[RunRecord], *, allow_unlike_hosts: bool = Fal
             f"these runs were measured on unlike hosts: {_described(runs, unlike)}",
             hint="compare runs of one machine, or add --allow-unlike-hosts",
         )
-    labels = _labels(runs)
     return ComparisonInfo(
         runs=tuple(
-            _compared(run, label, None if run is first else first) for run, label in zip(runs, labels, strict=True)
+            _compared(run, name, None if run is first else first)
+            for run, name in zip(runs, run_names(runs), strict=True)
         ),
         tier=first.tier,
         unlike_hosts=unlike,
-        differing=_differing(runs),
+        differing=differing(runs),
     )
 
 
@@ -113,7 +156,7 @@ def median_ratio(samples: Sequence[float], reference: Sequence[float]) -> Ratio:
     return Ratio(ratio=float(np.median(samples) / np.median(reference)), ci95=(float(low), float(high)))
 
 
-def _compared(run: RunRecord, label: str, first: RunRecord | None) -> ComparedRun:
+def _compared(run: RunRecord, name: RunName, first: RunRecord | None) -> ComparedRun:
     def against_first(phase: str) -> Ratio | None:
         if first is None:
             return None
@@ -121,15 +164,17 @@ def _compared(run: RunRecord, label: str, first: RunRecord | None) -> ComparedRu
         other: Estimate = getattr(first.with_policy, phase)
         return median_ratio(own.samples, other.samples)
 
-    theta = run.policy.parameters.get("theta")
     return ComparedRun(
         run_id=run.run_id,
-        label=label,
+        label=name.label,
+        series=name.series,
+        knob=name.knob,
+        knob_value=name.value,
         model=run.model,
         policy=str(run.policy),
-        theta=float(theta) if isinstance(theta, (int, float)) else None,
         tpot_baseline=run.baseline.tpot_seconds,
         tpot_policy=run.with_policy.tpot_seconds,
+        ttft_baseline=run.baseline.ttft_seconds,
         ttft_policy=run.with_policy.ttft_seconds,
         gain_tpot=run.gain_tpot,
         gain_ttft=run.gain_ttft,
@@ -154,17 +199,6 @@ def _loss_rise(quality: Quality) -> Interval:
     return Interval(value=loss_rise(quality), ci95=(low / quality.nll_baseline, high / quality.nll_baseline))
 
 
-def _labels(runs: Sequence[RunRecord]) -> list[str]:
-    """Policy and θ where that tells the runs apart, else with the run's id."""
-    short = []
-    for run in runs:
-        theta = run.policy.parameters.get("theta")
-        short.append(f"{run.policy.name} θ={theta}" if theta is not None else run.policy.name)
-    if len(set(short)) == len(short):
-        return short
-    return [f"{label} · {run.run_id}" for label, run in zip(short, runs, strict=True)]
-
-
 def _unlike_hosts(runs: Sequence[RunRecord]) -> tuple[str, ...]:
     return tuple(sorted({name for run in runs for name in runs[0].fingerprint.changed_identity(run.fingerprint)}))
 
@@ -177,18 +211,3 @@ def _described(runs: Sequence[RunRecord], names: Sequence[str]) -> str:
         return " against ".join(found)
 
     return "; ".join(f"{name} ({values(name)})" for name in names)
-
-
-def _differing(runs: Sequence[RunRecord]) -> tuple[str, ...]:
-    first = runs[0]
-    found = {
-        "model": any(run.model != first.model for run in runs),
-        "tier": any(run.tier != first.tier for run in runs),
-        "devices": any(len(run.devices) != len(first.devices) for run in runs),
-        "policy": any(run.policy != first.policy for run in runs),
-    }
-    for field in fields(first.workload):
-        values = {getattr(run.workload, field.name) for run in runs}
-        found[field.name.replace("_", " ")] = len(values) > 1
-    # The number of pairs changes how sure a figure is, not what it measures.
-    return tuple(name for name, differs in found.items() if differs and name != "pairs")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from probes.errors import InputError
 from reports.info.balance import BalanceInfo, LayerBalance, imbalance
 from reports.info.machine import Fact
+from reports.info.pareto import pareto_front
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,14 +71,6 @@ def simulation_info(document: dict[str, Any]) -> SimulationInfo:
             f"this is no result of caee simulate: {type(error).__name__} {error}",
             hint="caee simulate --json prints one",
         ) from error
-
-
-def pareto_front(points: Sequence[tuple[float, float]]) -> tuple[bool, ...]:
-    """Which points no other dominates, both coordinates the smaller the better; equal points do not dominate."""
-    return tuple(
-        not any(other[0] <= point[0] and other[1] <= point[1] and other != point for other in points)
-        for point in points
-    )
 
 
 def _info(document: dict[str, Any]) -> SimulationInfo:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from probes.units import format_seconds
-from reports.figures.card import Card, Section
+from reports.figures.card import Section
 from reports.figures.comparison import busiest_card, side_by_side_card, tpot_card
 from reports.figures.facts import verdicts_card
-from reports.figures.frontier import frontier_card, sweep_card
+from reports.figures.frontier import frontier_card
+from reports.figures.sweep import sweep_cards
 from reports.info.comparison import ComparedRun, ComparisonInfo
-from reports.info.keyfigures import KeyFigure
+from reports.info.keyfigures import NOTICEABLE_LOSS_RISE, KeyFigure
 from reports.info.run import RunInfo
 from reports.info.words import change, change_with_interval, percent, plural
 from reports.pages.page import Page
+
+MOST_IN_WORDS = 3
 
 
 def comparison_page(info: ComparisonInfo, runs: tuple[RunInfo, ...]) -> Page:
@@ -24,13 +27,13 @@ def comparison_page(info: ComparisonInfo, runs: tuple[RunInfo, ...]) -> Page:
         badge="A faster run, outside the noise" if ahead else "Inside the noise",
         tone="good" if ahead else "neutral",
         headline=_headline(info, best, ahead=ahead),
-        sentences=_sentences(info),
+        sentences=_sentences(info, best),
         next_steps=(),
         key_figures=tuple(_key_figure(run) for run in info.runs),
         warnings=_warnings(info),
         sections=(
             Section(key="times", title="Times", cards=(tpot_card(info), side_by_side_card(info))),
-            Section(key="policies", title="Policies", cards=_policy_cards(info)),
+            Section(key="policies", title="Policies", cards=(frontier_card(info), *sweep_cards(info))),
             Section(key="devices", title="Devices", cards=(busiest_card(info),)),
             Section(key="verdicts", title="Verdicts", cards=(verdicts_card(runs),)),
         ),
@@ -45,17 +48,27 @@ def _headline(info: ComparisonInfo, best: ComparedRun, *, ahead: bool) -> str:
     return f"No run is faster than the first, {first.label}, beyond the noise."
 
 
-def _sentences(info: ComparisonInfo) -> tuple[str, ...]:
-    found = [f"{plural(len(info.runs), 'run')}, each with its own interleaved baseline, compared with the first."]
-    for run in info.runs:
-        text = f"{run.label}: {format_seconds(run.tpot_policy.median)} per output token"
-        text += f", {change_with_interval(run.gain_tpot)} against its baseline"
-        if run.tpot_against_first:
-            text += f", {change_with_interval(run.tpot_against_first)} against the first"
-        if run.loss_rise:
-            text += f"; held-out loss {percent(run.loss_rise.value, signed=True)}"
-        found.append(f"{text}.")
+def _sentences(info: ComparisonInfo, best: ComparedRun) -> tuple[str, ...]:
+    head = f"{plural(len(info.runs), 'run')}, each with its own interleaved baseline, compared with the first."
+    if len(info.runs) <= MOST_IN_WORDS:
+        return (head, *map(_sentence, info.runs))
+    mild = [run for run in info.runs if run.loss_rise and run.loss_rise.value < NOTICEABLE_LOSS_RISE]
+    gentle = min(mild, key=lambda run: run.gain_tpot.ratio, default=None)
+    found = [head, f"Fastest is {_sentence(best)}"]
+    if gentle is not None and gentle is not best:
+        rise = percent(NOTICEABLE_LOSS_RISE)
+        found.append(f"Of those whose held-out loss rises by less than {rise}, {_sentence(gentle)}")
     return tuple(found)
+
+
+def _sentence(run: ComparedRun) -> str:
+    text = f"{run.label}: {format_seconds(run.tpot_policy.median)} per output token"
+    text += f", {change_with_interval(run.gain_tpot)} against its baseline"
+    if run.tpot_against_first:
+        text += f", {change_with_interval(run.tpot_against_first)} against the first"
+    if run.loss_rise:
+        text += f"; held-out loss {percent(run.loss_rise.value, signed=True)}"
+    return f"{text}."
 
 
 def _warnings(info: ComparisonInfo) -> tuple[str, ...]:
@@ -66,11 +79,6 @@ def _warnings(info: ComparisonInfo) -> tuple[str, ...]:
     if settings:
         found.append(f"More than the policy differs between these runs: {', '.join(settings)}.")
     return tuple(found)
-
-
-def _policy_cards(info: ComparisonInfo) -> tuple[Card, ...]:
-    sweep = info.sweep
-    return (frontier_card(info), *([sweep_card(sweep)] if sweep else []))
 
 
 def _key_figure(run: ComparedRun) -> KeyFigure:

@@ -100,7 +100,7 @@ def make_run(
         fingerprint=make_fingerprint(),
         calibration_id="calibration-0001",
         baseline=_pass(before, baseline_tpot, spread, removed=0.0, compute=compute),
-        with_policy=_pass(after, baseline_tpot * ratio, spread[::-1], removed=0.021, compute=compute),
+        with_policy=_pass(after, baseline_tpot * ratio, spread[::-1], removed=0.105 * (1 - theta), compute=compute),
         gain_ttft=Ratio(ratio=ratio, ci95=(ratio - 2 * noise, ratio + 2 * noise)),
         gain_tpot=Ratio(ratio=ratio, ci95=(ratio - noise, ratio + noise)),
         quality=Quality(

@@ -12,15 +12,19 @@ from hypothesis import strategies as st
 
 from probes.errors import InputError
 from probes.records import Field
+from reports.figures.frontier import frontier_card
+from reports.figures.sweep import sweep_cards
 from reports.info.balance import balance_info, gap_info, imbalance, importance_info, sum_histograms
 from reports.info.comparison import comparison_info, median_ratio
 from reports.info.costmodels import cost_models_info
 from reports.info.drift import drift_info
 from reports.info.machine import fingerprint_info, parameters_info
+from reports.info.naming import run_names
+from reports.info.pareto import pareto_front
 from reports.info.run import run_info
-from reports.info.simulation import pareto_front, simulation_info
+from reports.info.simulation import simulation_info
 from reports.info.timing import phases_info, predicted_info, running_mean, series_info, step_parts_info
-from store.records import LayerCost
+from store.records import LayerCost, RunRecord
 
 
 def layer(number: int, before: tuple[float, ...], after: tuple[float, ...], **changes: object) -> LayerCost:
@@ -205,7 +209,9 @@ def test_comparison_of_known_runs(build: ModuleType) -> None:
     assert rise.value == pytest.approx(0.01)
     assert rise.ci95[0] < rise.value < rise.ci95[1]
     assert info.differing == ("policy",)
-    assert [run.theta for run in info.sweep] == [0.6, 0.8]
+    (sweep,) = info.sweeps
+    assert (sweep.knob, sweep.series) == ("θ", "caee")
+    assert [run.knob_value for run in sweep.runs] == [0.6, 0.8]
     assert [run.label for run in info.runs] == ["caee θ=0.8", "caee θ=0.6"]
 
 
@@ -214,7 +220,75 @@ def test_no_sweep_where_more_than_theta_differs(build: ModuleType) -> None:
     second = replace(second, workload=replace(second.workload, batch_size=1))
     info = comparison_info([first, second])
     assert info.differing == ("policy", "batch size")
-    assert info.sweep == ()
+    assert info.sweeps == ()
+    assert [run.series for run in info.runs] == ["caee · batch size 8", "caee · batch size 1"]
+    assert info.front_by_importance == ()
+
+
+def test_each_batch_size_is_a_sweep_of_its_own(build: ModuleType) -> None:
+    runs = []
+    for batch in (1, 8):
+        for theta in (0.9, 0.7):
+            run = build.make_run(run_id=f"{batch}-{theta}", theta=theta)
+            runs.append(replace(run, workload=replace(run.workload, batch_size=batch)))
+    info = comparison_info(runs)
+    assert [(sweep.series, [run.run_id for run in sweep.runs]) for sweep in info.sweeps] == [
+        ("caee · batch size 1", ["1-0.7", "1-0.9"]),
+        ("caee · batch size 8", ["8-0.7", "8-0.9"]),
+    ]
+    assert [run.label for run in info.runs] == [
+        f"caee θ={theta} · batch size {batch}" for batch in (1, 8) for theta in (0.9, 0.7)
+    ]
+
+
+def test_an_ablation_is_named_by_what_it_changes(build: ModuleType) -> None:
+    run = build.make_run()
+    bare = replace(run, run_id="b", policy=replace(run.policy, parameters={**run.policy.parameters, "rule": "score"}))
+    other = replace(run, run_id="c", policy=replace(run.policy, name="budget", parameters={"epsilon": 0.01}))
+    router = replace(run, run_id="d", policy=replace(run.policy, name="router", parameters={}))
+    names = run_names([run, bare, other, router])
+    assert [name.label for name in names] == ["caee θ=0.8", "caee θ=0.8, rule score", "budget ε=0.01", "router"]
+    assert [name.series for name in names] == ["caee", "caee, rule score", "budget", "router"]
+    assert [(name.knob, name.value) for name in names] == [("θ", 0.8), ("θ", 0.8), ("ε", 0.01), (None, None)]
+
+
+def test_the_frontier_is_what_no_run_beats_in_both(build: ModuleType) -> None:
+    def run(name: str, ratio: float, removed: float, loss: float) -> RunRecord:
+        made = build.make_run(run_id=name, ratio=ratio, loss_rise=loss)
+        return replace(made, with_policy=replace(made.with_policy, removed_importance=removed))
+
+    info = comparison_info(
+        [
+            run("far", 0.7, 0.04, 0.02),
+            run("beaten", 0.9, 0.03, -0.01),
+            run("near", 0.8, 0.02, 0.01),
+            run("worse than the router", 1.1, 0.01, 0.03),
+        ]
+    )
+    assert [each.run_id for each in info.front_by_importance] == ["near", "far"]
+    assert [each.run_id for each in info.front_by_loss] == ["beaten", "near", "far"]
+    front = frontier_card(info).panels[1].data[0]
+    assert front["x"] == pytest.approx([0, -0.01, 0.01, 0.02])
+    assert front["y"] == pytest.approx([0, 0.1, 0.2, 0.3])
+
+
+def test_unmeasured_quality_has_no_place_on_the_frontier_of_loss(build: ModuleType) -> None:
+    runs = [replace(build.make_run(run_id=name, theta=theta), quality=None) for name, theta in (("a", 0.8), ("b", 0.6))]
+    info = comparison_info(runs)
+    assert info.front_by_loss == ()
+    assert [panel.key for panel in frontier_card(info).panels] == ["frontier-importance"]
+    (card,) = sweep_cards(info)
+    assert [panel.key for panel in card.panels] == ["sweep-0-tpot", "sweep-0-ttft"]
+
+
+def test_a_sweep_draws_each_change_with_its_interval(build: ModuleType) -> None:
+    info = comparison_info([build.make_run(run_id=str(theta), theta=theta, ratio=theta) for theta in (0.9, 0.7)])
+    (card,) = sweep_cards(info)
+    assert card.title == "Sweep of θ"
+    (line,) = card.panels[0].data
+    assert (line["x"], line["y"]) == ([0.7, 0.9], pytest.approx([-0.3, -0.1]))
+    assert line["error_y"]["array"] == pytest.approx([0.02, 0.02])
+    assert [row[1] for row in card.table.rows] == [0.7, 0.9]
 
 
 def test_runs_of_one_policy_are_told_apart_by_their_ids(build: ModuleType) -> None:

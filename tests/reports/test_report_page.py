@@ -114,12 +114,16 @@ def test_text_from_outside_stays_text(build: ModuleType) -> None:
 
 
 def test_labels_in_figures_are_escaped_for_plotly(build: ModuleType) -> None:
-    first, second = build.make_run(run_id="<b>a</b>"), build.make_run(run_id="<a href='x'>b</a>")
-    records = [first, second]
+    records = [
+        build.make_run(run_id=str(at), model=model) for at, model in enumerate(("<b>a</b>", "<a href='x'>b</a>"))
+    ]
     made = comparison_page(comparison_info(records), tuple(run_info(record) for record in records))
     _, data = read(render_page(made))
     names = [trace["name"] for trace in data["cards"]["frontier"]["panels"]["frontier-loss"]["data"]]
-    assert names == ["caee θ=0.8 · &lt;b&gt;a&lt;/b&gt;", "caee θ=0.8 · &lt;a href='x'&gt;b&lt;/a&gt;"]
+    assert names == [
+        "caee · model &lt;b&gt;a&lt;/b&gt; by θ",
+        "caee · model &lt;a href='x'&gt;b&lt;/a&gt; by θ",
+    ]
 
 
 @settings(max_examples=50, deadline=None)
