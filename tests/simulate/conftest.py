@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -13,8 +17,10 @@ from runtime.policy.inputs import make_groups
 from runtime.policy.spec import parse_policy, resolve
 from runtime.simulate.placement import make_placement
 from runtime.simulate.records import PassSpec, Placement, SimulatedMachine
+from runtime.simulate.source import open_for_replay
 from runtime.trace.chunking import new_chunk, rechunk
-from runtime.trace.records import Phase, RoutingTrace, TraceMeta
+from runtime.trace.importers.formats import ImportOptions
+from runtime.trace.records import Phase, RoutingTrace, TraceMeta, TraceSource
 
 
 class InMemory:
@@ -129,3 +135,25 @@ def make_pass() -> Callable[..., PassSpec]:
 @pytest.fixture(scope="session")
 def in_memory() -> type[InMemory]:
     return InMemory
+
+
+@pytest.fixture(scope="session")
+def gpt_oss(shared_data: Path) -> Iterator[TraceSource]:
+    """The real token-level trace of gpt-oss-20b."""
+    path = shared_data / "routing/gpt_oss_20b/decode.jsonl.gz"
+    with open_for_replay(path, ImportOptions(num_experts=32)) as source:
+        yield source
+
+
+@pytest.fixture(scope="session")
+def plain() -> ModuleType:
+    """The plain simulator beside these tests, which are no package."""
+    name = "simulate_plain"
+    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name("plain.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Dataclasses look their module up by name.
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,52 +16,6 @@ LAYERS, EXPERTS = 3, 6
 Expert = tuple[int, int]
 
 
-@dataclass
-class NaiveCache:
-    """The definition, spelled out: every rank computed anew, nothing kept in order."""
-
-    spec: CacheSpec
-    slots: int
-    next_use: dict[Expert, float] = field(default_factory=dict)
-    counts: dict[Expert, float] = field(default_factory=dict)
-    last: dict[Expert, int] = field(default_factory=dict)
-    resident: set[Expert] = field(default_factory=set)
-    now: int = 0
-
-    def start_step(self) -> None:
-        for expert in self.counts:
-            self.counts[expert] *= self.spec.decay
-
-    def dispatch(self, layer: int, experts: list[int]) -> list[tuple[int, bool, Expert | None]]:
-        """For each fetched expert: its id, whether it is cached now, and who had to go."""
-        self.now += 1
-        used = [(layer, expert) for expert in experts]
-        for expert in used:
-            self.counts[expert] = self.counts.get(expert, 0.0) + 1
-            self.last[expert] = self.now
-        return [self.fetch(expert, used) for expert in used if expert not in self.resident]
-
-    def fetch(self, expert: Expert, used: list[Expert]) -> tuple[int, bool, Expert | None]:
-        victim = None
-        if len(self.resident) >= self.slots:
-            candidates = [other for other in self.resident if other not in used]
-            if not candidates:
-                return expert[1], False, None
-            victim = min(candidates, key=self.rank)
-            if self.spec.admit and self.counts[expert] < self.counts[victim]:
-                return expert[1], False, None
-            self.resident.remove(victim)
-        self.resident.add(expert)
-        return expert[1], True, victim
-
-    def rank(self, expert: Expert) -> tuple[float, float, Expert]:
-        if self.spec.kind == "lfu":
-            return self.counts[expert], self.last[expert], expert
-        if self.spec.kind == "lru":
-            return 0.0, self.last[expert], expert
-        return -self.next_use.get(expert, float("inf")), 0.0, expert
-
-
 SPECS = st.sampled_from(
     [parse_cache(text) for text in ("lfu", "lru", "lfu:decay=0.5", "lfu:decay=0.97,admit=1", "lfu:admit=1")]
 )
@@ -70,8 +24,8 @@ STEPS = st.lists(st.lists(st.sets(st.integers(0, EXPERTS - 1)), min_size=LAYERS,
 
 
 @given(spec=SPECS, slots=st.integers(0, 10), steps=STEPS)
-def test_book_equals_the_definition(spec: CacheSpec, slots: int, steps: list[list[set[int]]]) -> None:
-    naive = NaiveCache(spec=spec, slots=slots)
+def test_book_equals_the_definition(spec: CacheSpec, slots: int, steps: list[list[set[int]]], plain: Any) -> None:
+    naive = plain.NaiveCache(kind=spec.kind, slots=slots, decay=spec.decay, admit=spec.admit)
     book = CacheBook(spec, slots, LAYERS, EXPERTS)
     for step in steps:
         naive.start_step()
@@ -86,10 +40,10 @@ def test_book_equals_the_definition(spec: CacheSpec, slots: int, steps: list[lis
 
 
 @given(slots=st.integers(1, 8), steps=STEPS)
-def test_belady_evicts_what_is_needed_last(slots: int, steps: list[list[set[int]]]) -> None:
+def test_belady_evicts_what_is_needed_last(slots: int, steps: list[list[set[int]]], plain: Any) -> None:
     moments = [(layer, experts) for step in steps for layer, experts in enumerate(step)]
     next_use_LN = np.full((LAYERS, EXPERTS), NEVER)
-    naive = NaiveCache(spec=parse_cache("belady"), slots=slots)
+    naive = plain.NaiveCache(kind="belady", slots=slots)
     book = CacheBook(parse_cache("belady"), slots, LAYERS, EXPERTS, next_use_LN=next_use_LN)
     for now, (layer, experts) in enumerate(moments):
         for at in range(LAYERS):
