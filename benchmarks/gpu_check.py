@@ -127,7 +127,7 @@ def run_words(output: str) -> str:
 def execute(step: Step, folder: Path, limit: float) -> Outcome:
     """Run one step, in a process group of its own, so that nothing of it outlives ``limit`` seconds."""
     start = time.monotonic()
-    log = folder / f"{step.name.replace(' ', '-').replace(',', '')}.log"
+    log = folder / ("".join(letter if letter.isalnum() else "-" for letter in step.name) + ".log")
     environment = os.environ | {"CAEE_STORE": str(folder / "store.db"), "TRITON_CACHE_DIR": str(folder / "triton")}
     with log.open("w") as errors:
         process = subprocess.Popen(
@@ -143,7 +143,11 @@ def execute(step: Step, folder: Path, limit: float) -> Outcome:
     if process.returncode != 0:
         said = (log.read_text().strip() or output.strip()).splitlines()[-2:]
         return Outcome(name=step.name, status="failed", seconds=seconds, words="\n".join(said))
-    return Outcome(name=step.name, status="ok", seconds=seconds, words=step.words(output))
+    try:
+        return Outcome(name=step.name, status="ok", seconds=seconds, words=step.words(output))
+    except (LookupError, TypeError, ValueError) as error:
+        words = f"cannot read its output: {error!r}"
+        return Outcome(name=step.name, status="failed", seconds=seconds, words=words)
 
 
 def table(outcomes: list[Outcome], where: str) -> Table:
@@ -166,13 +170,12 @@ def where_we_are(on_cpu: bool) -> str:
     return torch.cuda.get_device_name(0)
 
 
-def check_all(arguments: argparse.Namespace, folder: Path) -> list[Outcome]:
-    """All steps, one after the other, within the total time."""
+def execute_all(wanted: list[Step], folder: Path, patience: float) -> list[Outcome]:
+    """One after the other, within the total time; ``patience`` stretches every limit."""
     console = Console(stderr=True)
-    patience = CPU_PATIENCE if arguments.cpu else 1.0
     deadline = time.monotonic() + patience * TOTAL_SECONDS
     outcomes: list[Outcome] = []
-    for step in steps(arguments):
+    for step in wanted:
         console.print(f"{step.name} …", style="dim", highlight=False)
         left = max(1.0, deadline - time.monotonic())
         outcomes.append(execute(step, folder, min(patience * step.seconds, left)))
@@ -191,7 +194,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = arguments.keep or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        outcomes = check_all(arguments, folder)
+        outcomes = execute_all(steps(arguments), folder, CPU_PATIENCE if arguments.cpu else 1.0)
         document: list[dict[str, Any]] = [
             {"step": each.name, "status": each.status, "seconds": each.seconds, "words": each.words}
             for each in outcomes
