@@ -62,7 +62,7 @@ def record(
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a model over prompts and record which experts its routers choose, and with what weights.
+    """Run a model over prompts and record which experts its routers choose, and with what scores.
 
     Decoding is greedy, in batches of prompts in file order. An interrupted recording keeps what it has.
     """

@@ -37,7 +37,8 @@ def test_the_reference_depends_on_no_terminal_and_no_setting(environment: dict[s
 def test_the_reference_has_every_command(tmp_path: Path) -> None:
     reference = _reference(tmp_path)
     for name in (
-        *("probe", "calibrate", "trace import", "trace show", "simulate", "run", "report", "explain", "doctor"),
+        *("probe", "calibrate", "simulate", "run", "report", "explain", "doctor"),
+        *(f"trace {name}" for name in ("record", "import", "show", "synth")),
         *(f"store {name}" for name in ("list", "show", "export", "import", "delete", "check")),
     ):
         assert f"\n{'#' * (2 + len(name.split()))} caee {name}\n" in reference, name
