@@ -32,6 +32,7 @@ from runtime.parallel import Ranks
 from runtime.policy.make import make_policy
 from runtime.policy.spec import parse_policy
 from runtime.policy.types import SHARE_UNIT, Bools, Ints, LinkGroups, Machine, Policy, Routed, Tokens
+from runtime.prefetch import prefetch_idle
 from runtime.recording import Counts, LayerStep, StepRecord
 from runtime.trace.live import NoObserver, RoutingObserver
 
@@ -151,10 +152,12 @@ class ExpertExecution:
         self.top_k, self.hidden_size = top_k_index.shape[1], hidden_states.shape[-1]
         timers = context.record.timers
         start = time.perf_counter()
-        ids_TK, weights_TK = self._route(layer, context, top_k_index, top_k_weights)
+        own_TK = top_k_index.detach().cpu().numpy().astype(np.int64)
+        own_TK[~context.real_T] = -1
+        ids_TK, weights_TK = self._route(layer, context, own_TK, top_k_index, top_k_weights)
         if self.check_ranks:
             self._compare_decisions(layer, ids_TK, weights_TK)
-        plan = self._plan(layer, context, ids_TK)
+        plan = self._plan(layer, context, ids_TK, own_TK)
         decided = time.perf_counter()
         timers.decide += decided - start
         rows_RH = self._compute(plan, kernel, hidden_states, ids_TK, context)
@@ -166,11 +169,14 @@ class ExpertExecution:
     # decide -----------------------------------------------------------------------------------------------------------
 
     def _route(
-        self, layer: int, context: StepContext, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+        self,
+        layer: int,
+        context: StepContext,
+        own_TK: Ints,
+        top_k_index: torch.Tensor,
+        top_k_weights: torch.Tensor,
     ) -> tuple[Ints, torch.Tensor]:
         """Ids [T, K] after the decision, −1 for nothing, and their weights; tokens left alone keep the router's own."""
-        own_TK = top_k_index.detach().cpu().numpy().astype(np.int64)
-        own_TK[~context.real_T] = -1
         tokens = self._tokens(layer, context, own_TK, top_k_index, top_k_weights)
         self.observer.see(layer, tokens)
         before_D = self._missing(layer, own_TK)
@@ -260,10 +266,11 @@ class ExpertExecution:
 
     # fetch and compute ------------------------------------------------------------------------------------------------
 
-    def _plan(self, layer: int, context: StepContext, ids_TK: Ints) -> _Plan:
+    def _plan(self, layer: int, context: StepContext, ids_TK: Ints, own_TK: Ints) -> _Plan:
         """Advance every device's book; for this device, which expert comes into which slot, in waves."""
-        experts = np.unique(ids_TK[ids_TK >= 0])
-        device_of = self.layout.placement_N[experts]
+        placement_N = self.layout.placement_N
+        experts, demanded = np.unique(ids_TK[ids_TK >= 0]), np.unique(own_TK[own_TK >= 0])
+        device_of = placement_N[experts]
         plan = _Plan()
         for device, book in enumerate(self.books):
             here = experts[device_of == device]
@@ -273,14 +280,33 @@ class ExpertExecution:
                     plan.bypass(layer, book, here, self._staging)
                 continue
             resident = [(int(e), book.slot_of(layer, int(e))) for e in here] if mine else []
-            fetches = book.dispatch(layer, here)
+            fetches = book.dispatch(layer, here, demanded[placement_N[demanded] == device])
             if mine:
                 plan.ready = {expert: slot for expert, slot in resident if slot is not None}
                 cached = [Request(layer, f.expert, f.slot) for f in fetches if f.slot is not None]
-                for request in cached:
-                    self._held[request.slot] = layer * self.num_experts + request.expert
+                self._hold(cached)
                 plan.stage(cached, layer, [f.expert for f in fetches if f.slot is None], self._staging)
+        if not context.bypass_cache:
+            self._plan_ahead(context, plan)
         return plan
+
+    def _plan_ahead(self, context: StepContext, plan: _Plan) -> None:
+        """What the links that are not the slowest one move for later layers, if the cache does that."""
+        if not self.books[0].spec.prefetch:
+            return
+        record = context.record.layers[-1]
+        layout = self.layout
+        # A device's experts cost the same to move.
+        cost_D = np.zeros(layout.devices, np.int64)
+        np.maximum.at(cost_D, layout.placement_N, layout.cost_N)
+        ahead = prefetch_idle(self.books, record.misses_after_D.astype(np.int64), cost_D, layout.groups)
+        record.misses_after_D = record.misses_after_D + np.array([len(each) for each in ahead], np.int32)
+        plan.ahead = [Request(p.layer, p.expert, p.slot) for p in ahead[self._ranks.rank]]
+        self._hold(plan.ahead)
+
+    def _hold(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            self._held[request.slot] = request.layer * self.num_experts + request.expert
 
     def _compute(
         self, plan: _Plan, kernel: StockKernel, hidden_TH: torch.Tensor, ids_TK: Ints, context: StepContext
@@ -290,7 +316,8 @@ class ExpertExecution:
         rows_RH = hidden_TH.new_zeros((ids_TK.size, hidden_TH.shape[-1]))
         groups = [plan.ready, *({r.expert: r.slot for r in wave} for wave in plan.waves)]
         order_R = kernel.row_order(ids_TK)
-        ticket = self._transfers.fetch(plan.waves[0]) if plan.waves else None
+        first = [*(plan.waves[0] if plan.waves else []), *plan.ahead]
+        ticket = self._transfers.fetch(first) if first else None
         for number, group in enumerate(groups):
             if number > 0 and ticket is not None:
                 waited = time.perf_counter()
@@ -301,15 +328,20 @@ class ExpertExecution:
             timers.experts += time.perf_counter() - start
             if 0 < number < len(plan.waves):
                 ticket = self._transfers.fetch(plan.waves[number])
+        if ticket is not None and not plan.waves:
+            waited = time.perf_counter()
+            ticket.wait()
+            timers.fetch_wait += time.perf_counter() - waited
         return rows_RH
 
 
 class _Plan:
-    """What this device does in one layer-step: experts ready in slots, then waves of fetches."""
+    """What this device does in one layer-step: experts ready in slots, then waves of fetches; ``ahead``: for later."""
 
     def __init__(self) -> None:
         self.ready: dict[int, int] = {}
         self.waves: list[list[Request]] = []
+        self.ahead: list[Request] = []
 
     def stage(self, cached: list[Request], layer: int, uncached: Sequence[int], staging: range) -> None:
         """The first wave fills cache slots and as many staging slots as there are; the rest follows in waves."""

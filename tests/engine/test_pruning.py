@@ -136,7 +136,7 @@ def test_what_is_pruned_neither_runs_nor_moves(
     assert {(request.layer, request.expert) for request in requests} <= kept
 
 
-@pytest.mark.parametrize("cache", ["lfu", "lru", "lfu:decay=0.9,admit=1"])
+@pytest.mark.parametrize("cache", ["lfu", "lru", "lfu:decay=0.9,admit=1", "forecast:decay=0.9,prefetch=1"])
 @pytest.mark.parametrize("cache_experts", [1, 7, 16])
 def test_the_books_say_what_the_slots_hold(
     checkpoint: Checkpoint, open_session: OpenSession, stock: ModuleType, cache: str, cache_experts: int

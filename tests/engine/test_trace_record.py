@@ -102,12 +102,13 @@ def test_a_simulation_fetches_what_the_run_fetched(
 
 
 @pytest.mark.slow
-def test_so_it_is_on_several_devices(checkpoint: Checkpoint, tmp_path: Path) -> None:
+@pytest.mark.parametrize("cache", ["lfu", "forecast:decay=0.9,prefetch=1"])
+def test_so_it_is_on_several_devices(checkpoint: Checkpoint, tmp_path: Path, cache: str) -> None:
     trace = tmp_path / "t.parquet"
     policy = "caee:theta=0.6"
     folder = checkpoint("qwen3_moe", experts=12, top_k=4)
-    report = record(folder, trace, devices=2, full_scores=True, policy=parse_policy(policy))
-    figures = replay(trace, policy, "lfu", devices=2)
+    report = record(folder, trace, devices=2, full_scores=True, policy=parse_policy(policy), cache=cache)
+    figures = replay(trace, policy, cache, devices=2)
     assert fetches(figures) == report.device_misses
     assert all(len(devices) == 2 and min(devices) > 0 for devices in report.device_misses)
 
