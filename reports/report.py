@@ -1,4 +1,4 @@
-"""``caee report``: from the store's runs to a file, in one of four formats."""
+"""``caee report``: from the store's runs, or a simulation, to a file in one of four formats."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from probes.errors import InputError, UsageError
+from probes.errors import InputError, StoreError, UsageError
 from probes.files import written_whole
 from reports.info.comparison import ComparisonInfo, comparison_info
 from reports.info.run import RunInfo, run_info
+from reports.info.simulation import SimulationInfo, simulation_info
 from reports.pages.comparison import comparison_page
 from reports.pages.page import Page
 from reports.pages.run import run_page
+from reports.pages.simulation import simulation_content
 from store.entries import RecordKind
 from store.records import RunRecord
 from store.session import Store
@@ -41,11 +43,16 @@ class Format(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What will be written: the numbers and the page made of them."""
+    """What will be written: the numbers of runs or of a simulation, and the page made of them."""
 
-    runs: tuple[RunInfo, ...]
-    comparison: ComparisonInfo | None
     page: Page
+    runs: tuple[RunInfo, ...] = ()
+    comparison: ComparisonInfo | None = None
+    simulation: SimulationInfo | None = None
+
+    @property
+    def record_ids(self) -> tuple[str, ...]:
+        return (self.simulation.simulation_id,) if self.simulation else tuple(run.run_id for run in self.runs)
 
     def document(self) -> dict[str, Any]:
         """Every number of the page, as the JSON document ``caee.report/1``."""
@@ -53,6 +60,7 @@ class Report:
             "schema": SCHEMA,
             "runs": [dataclasses.asdict(run) for run in self.runs],
             "comparison": dataclasses.asdict(self.comparison) if self.comparison else None,
+            "simulation": dataclasses.asdict(self.simulation) if self.simulation else None,
         }
 
 
@@ -73,19 +81,22 @@ def parse_format(text: str) -> Format:
 
 
 def make_report(
-    store: Store, run_ids: Sequence[str], *, last: int | None = None, allow_unlike_hosts: bool = False
+    store: Store, record_ids: Sequence[str], *, last: int | None = None, allow_unlike_hosts: bool = False
 ) -> Report:
-    """The report of the named runs, of the ``last`` newest, or of the newest run.
+    """The report of the named runs or simulation, of the ``last`` newest runs, or of the newest run.
 
-    Raises ``StoreError`` where a run cannot be had, ``UsageError`` for a wrong choice and ``InputError`` for runs of
-    unlike hosts.
+    Raises ``StoreError`` where a record cannot be had, ``UsageError`` for a wrong choice and ``InputError`` for runs
+    of unlike hosts.
     """
-    records = _runs(store, run_ids, last)
+    if len(record_ids) == 1 and last is None and (document := _simulation(store, record_ids[0])):
+        simulation = simulation_info(document)
+        return Report(page=simulation_content(simulation), simulation=simulation)
+    records = _runs(store, record_ids, last)
     infos = tuple(_info(store, record) for record in records)
     if len(records) == 1:
-        return Report(runs=infos, comparison=None, page=run_page(infos[0]))
+        return Report(page=run_page(infos[0]), runs=infos)
     comparison = comparison_info(records, allow_unlike_hosts=allow_unlike_hosts)
-    return Report(runs=infos, comparison=comparison, page=comparison_page(comparison, infos))
+    return Report(page=comparison_page(comparison, infos), runs=infos, comparison=comparison)
 
 
 def write_report(report: Report, output_format: Format, output: Path | None, *, force: bool = False) -> Written:
@@ -103,6 +114,15 @@ def write_report(report: Report, output_format: Format, output: Path | None, *, 
     with written_whole(path, force=force) as stream:
         stream.write(content)
     return Written(path=path, up_to_date=False)
+
+
+def _simulation(store: Store, record_id: str) -> dict[str, Any] | None:
+    """None where there is no such record, or it is no simulation: the search for a run says what is wrong."""
+    try:
+        entry, document = store.document(record_id)
+    except StoreError:
+        return None
+    return document if entry.kind is RecordKind.SIMULATION else None
 
 
 def _runs(store: Store, run_ids: Sequence[str], last: int | None) -> tuple[RunRecord, ...]:
@@ -132,12 +152,12 @@ def _info(store: Store, run: RunRecord) -> RunInfo:
 
 
 def _default_name(report: Report, output_format: Format) -> str:
-    name = "-".join(["caee-report", *(_safe(run.run_id) for run in report.runs)])
+    name = "-".join(["caee-report", *map(_safe, report.record_ids)])
     return name if output_format is Format.CSV_DIR else f"{name}.{output_format}"
 
 
-def _safe(run_id: str) -> str:
-    return "".join(character if character.isalnum() or character in "-_." else "_" for character in run_id)
+def _safe(record_id: str) -> str:
+    return "".join(character if character.isalnum() or character in "-_." else "_" for character in record_id)
 
 
 def _content(report: Report, output_format: Format) -> str:

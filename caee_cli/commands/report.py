@@ -11,7 +11,8 @@ from caee_cli.options import ForceOption, JsonOption, OutputOption, StoreOption
 
 def command(
     runs: Annotated[
-        list[str] | None, typer.Argument(help="Runs by id; default: the newest.", metavar="[RUN]...")
+        list[str] | None,
+        typer.Argument(help="Runs, or one simulation, by id. Default: the newest run.", metavar="[RUN]..."),
     ] = None,
     last: Annotated[int | None, typer.Option("--last", metavar="N", help="The N newest runs, side by side.")] = None,
     output: OutputOption = None,

@@ -40,7 +40,7 @@ def roofline_card(info: RooflineInfo | None) -> Card:
                     "height": 400,
                     "xaxis": {
                         "type": "log",
-                        "title": {"text": "compute intensity (FLOP per byte of the expert)"},
+                        "title": {"text": "compute intensity (FLOP per byte)"},
                         "tickvals": [each.intensity for each in info.samples],
                         "ticktext": [f"{each.intensity:.3g}" for each in info.samples],
                     },

@@ -8,15 +8,17 @@ import plotly.graph_objects as go
 
 from probes.units import format_seconds
 from reports.figures import theme
-from reports.figures.card import Card, Panel, Picker, Variant, plain, series_colour, traces
+from reports.figures.card import Card, Panel, Picker, Variant, plain, series_colour, traces, with_legend
 from reports.info.simulation import SimulatedPass, SimulationInfo
 from reports.info.table import table
 from reports.info.words import number, percent
 
+SYMBOLS = ("circle", "diamond", "square", "triangle-up", "x", "star")
+"""Marker shapes of the conditions that passes differ in."""
+
 
 def front_card(info: SimulationInfo) -> Card:
     """Mean step time against removed importance, all passes, and the line through the best."""
-    names = list(dict.fromkeys(each.policy.partition(":")[0] for each in info.passes))
     front = info.front
     line = go.Scatter(
         name="Pareto front",
@@ -26,9 +28,13 @@ def front_card(info: SimulationInfo) -> Card:
         line={"color": theme.MUTED, "width": 1.5, "dash": "dot"},
         hoverinfo="skip",
     )
+    policies = list(dict.fromkeys(each.name for each in info.passes))
+    places = list(dict.fromkeys(each.where for each in info.passes))
     points = [
-        _points(name, series_colour(at), [each for each in info.passes if each.policy.partition(":")[0] == name])
-        for at, name in enumerate(names)
+        _points(alike, series_colour(policies.index(name)), SYMBOLS[places.index(where) % len(SYMBOLS)])
+        for where in places
+        for name in policies
+        if (alike := [each for each in info.passes if (each.name, each.where) == (name, where)])
     ]
     return Card(
         key="pareto",
@@ -49,7 +55,8 @@ def front_card(info: SimulationInfo) -> Card:
                 key="pareto",
                 data=traces(line, *points),
                 layout={
-                    "height": 420,
+                    "height": with_legend(380, len(points) + 1),
+                    "showlegend": True,
                     "xaxis": {"title": {"text": "removed importance"}, "tickformat": ".1%", "zeroline": True},
                     "yaxis": {"title": {"text": "mean step time (ms)"}},
                 },
@@ -69,11 +76,13 @@ def passes_card(info: SimulationInfo, noun: str) -> Card:
     return Card(
         key="passes",
         title="Every policy and cache",
-        lede="In the order asked for. The cut compares with the router's own choice on the same cache.",
+        lede="In the order asked for. The cut compares with the router's own choice under the same conditions.",
         table=table(
             ("policy", "policy"),
             ("cache", "cache"),
             ("cache_experts", "cached per device"),
+            ("tier", "tier"),
+            ("placement", "placement"),
             ("mean_seconds", "mean step", "s"),
             ("p50_seconds", "median", "s"),
             ("p95_seconds", "95th percentile", "s"),
@@ -87,6 +96,8 @@ def passes_card(info: SimulationInfo, noun: str) -> Card:
                     each.policy,
                     each.cache,
                     each.cache_experts,
+                    each.tier,
+                    each.placement,
                     each.mean_seconds,
                     each.p50_seconds,
                     each.p95_seconds,
@@ -105,11 +116,13 @@ def passes_card(info: SimulationInfo, noun: str) -> Card:
 def gaps_card(info: SimulationInfo, noun: str) -> Card:
     """Distribution of the gap under one pass (paper, Fig. 5)."""
     reach = max(len(each.gap_histogram) for each in info.passes)
-    variants = tuple(_gap_variant(each, noun) for each in info.passes)
+    variants = tuple(
+        _gap_variant(each, None if each.router is None else info.passes[each.router], noun) for each in info.passes
+    )
     return Card(
         key="gaps",
         title="Gap between the busiest and the least busy device",
-        lede=f"Layer-steps by gap in {noun}; 0 is perfect balance.",
+        lede=f"Share of layer-steps by gap in {noun}; 0 is perfect balance.",
         table=table(
             ("pass", "pass"),
             ("gap", "gap", "experts"),
@@ -122,7 +135,8 @@ def gaps_card(info: SimulationInfo, noun: str) -> Card:
                 data=variants[info.best].data,
                 layout={
                     "height": 300,
-                    "showlegend": False,
+                    "barmode": "group",
+                    "showlegend": True,
                     "xaxis": {"title": {"text": f"gap ({noun})"}, "range": [-0.6, reach - 0.4]},
                     "yaxis": {"title": {"text": "share of layer-steps"}, "tickformat": ".0%", "rangemode": "tozero"},
                 },
@@ -176,29 +190,40 @@ def _picker(info: SimulationInfo) -> Picker:
     return Picker(label="Policy", options=tuple(each.label for each in info.passes), selected=info.best)
 
 
-def _points(name: str, colour: str, passes: list[SimulatedPass]) -> Any:
+def _points(passes: list[SimulatedPass], colour: str, symbol: str) -> Any:
+    """One policy under one set of conditions, its passes joined in the order of removed importance."""
+    ordered = sorted(passes, key=lambda each: each.removed_importance)
+    first = ordered[0]
     return go.Scatter(
-        name=plain(name),
-        x=[each.removed_importance for each in passes],
-        y=[each.mean_seconds * 1e3 for each in passes],
-        mode="markers",
+        name=plain(f"{first.name} · {first.where}" if first.where else first.name),
+        x=[each.removed_importance for each in ordered],
+        y=[each.mean_seconds * 1e3 for each in ordered],
+        mode="lines+markers" if len(ordered) > 1 else "markers",
         cliponaxis=False,
-        marker={"size": 10, "color": colour},
-        customdata=[plain(each.label) for each in passes],
+        line={"color": colour, "width": 1},
+        marker={"size": 10, "color": colour, "symbol": symbol},
+        customdata=[plain(each.label) for each in ordered],
         hovertemplate="%{customdata}<br>%{y:.3f} ms per step, %{x:.2%} removed<extra></extra>",
     )
 
 
-def _gap_variant(each: SimulatedPass, noun: str) -> Variant:
-    total = sum(each.gap_histogram) or 1
-    bars = go.Bar(
-        name="layer-steps",
-        x=list(range(len(each.gap_histogram))),
-        y=[count / total for count in each.gap_histogram],
-        marker={"color": theme.AFTER, "cornerradius": 2},
-        hovertemplate=f"gap of %{{x}} {noun}: %{{y:.1%}}<extra></extra>",
-    )
-    return Variant(data=traces(bars), layout={}, alt=f"{each.label}: mean gap {number(each.gap_mean)} {noun}.")
+def _gap_variant(each: SimulatedPass, router: SimulatedPass | None, noun: str) -> Variant:
+    def bars(name: str, colour: str, histogram: tuple[int, ...]) -> Any:
+        total = sum(histogram) or 1
+        return go.Bar(
+            name=plain(name),
+            x=list(range(len(histogram))),
+            y=[count / total for count in histogram],
+            marker={"color": colour, "cornerradius": 2},
+            hovertemplate=f"gap of %{{x}} {noun}, %{{fullData.name}}: %{{y:.1%}}<extra></extra>",
+        )
+
+    made = [bars(each.policy, theme.AFTER, each.gap_histogram)]
+    alt = f"{each.label}: mean gap {number(each.gap_mean)} {noun}"
+    if router is not None and router is not each:
+        made = [bars("router", theme.BEFORE, router.gap_histogram), *made]
+        alt += f", {number(router.gap_mean)} with the router's own choice"
+    return Variant(data=traces(*made), layout={}, alt=f"{alt}.")
 
 
 def _busiest_variant(each: SimulatedPass, noun: str) -> Variant:

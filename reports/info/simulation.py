@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
 from probes.errors import InputError
 from reports.info.balance import BalanceInfo, LayerBalance, imbalance
 from reports.info.machine import Fact
-from reports.info.pareto import pareto_front
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedPass:
-    """One policy on one cache. ``cut``: 1 − mean step time ÷ that of ``router`` on the same cache, where simulated.
+    """One policy on one cache, placement and tier. ``where``: those three, in words, as far as passes differ in them.
 
-    ``on_front``: no other pass is at least as fast and removes at most as much importance, and is better in one.
+    ``cut``: 1 − mean step time ÷ that of ``router`` under the same conditions, where simulated (``router``: its place).
+    ``on_front``: nothing else is faster and removes less.
     """
 
     label: str
     policy: str
+    name: str
+    where: str
     cache: str | None
     cache_experts: int | None
+    placement: str
+    tier: str
     steps: int
     mean_seconds: float
     p50_seconds: float
@@ -33,6 +38,7 @@ class SimulatedPass:
     removed_importance: float
     rerouted_slots: int
     cut: float | None
+    router: int | None
     on_front: bool
     balance: BalanceInfo
 
@@ -41,6 +47,8 @@ class SimulatedPass:
 class SimulationInfo:
     """Passes in the order in which they were asked for."""
 
+    simulation_id: str
+    created_at: str
     tier: str
     devices: int
     passes: tuple[SimulatedPass, ...]
@@ -50,9 +58,11 @@ class SimulationInfo:
 
     @property
     def best(self) -> int:
-        """Position of the pass that cuts most, else of the fastest."""
+        """Position of the fastest pass that gains on the router, else of the fastest."""
+        gaining = [at for at, each in enumerate(self.passes) if each.cut is not None and each.cut > 0]
         return min(
-            range(len(self.passes)), key=lambda at: (-(self.passes[at].cut or 0.0), self.passes[at].mean_seconds)
+            gaining or range(len(self.passes)),
+            key=lambda at: (self.passes[at].mean_seconds, self.passes[at].removed_importance),
         )
 
     @property
@@ -77,32 +87,45 @@ def _info(document: dict[str, Any]) -> SimulationInfo:
     results, machine = document["policies"], document["machine"]
     if not results:
         raise ValueError("it has no policies")
-    costs = [float(each["seconds_per_expert"]) for each in machine["cost"]]
-    front = pareto_front([(each["time_per_step_seconds"]["mean"], each["removed_importance"]) for each in results])
-    routers = {_cache(each): each["time_per_step_seconds"]["mean"] for each in results if each["name"] == "router"}
-    labels = _labels(results)
+    costs = {
+        each["tier"]: [float(link["seconds_per_expert"]) for link in each["cost"]] for each in document["machines"]
+    }
+    routers = {_conditions(each): at for at, each in enumerate(results) if each["name"] == "router"}
+    told_apart = [len({condition[part] for condition in map(_conditions, results)}) > 1 for part in range(3)]
     return SimulationInfo(
-        tier=str(machine["tier"]),
+        simulation_id=str(document["simulation_id"]),
+        created_at=str(document["created_at"]),
+        tier=" and ".join(costs),
         devices=int(machine["devices"]),
         passes=tuple(
-            _pass(result, label, routers.get(_cache(result)), on_front=on_front, costs=costs)
-            for result, label, on_front in zip(results, labels, front, strict=True)
+            _pass(
+                result,
+                where=", ".join(itertools.compress(_conditions(result), told_apart)),
+                router=routers.get(_conditions(result)),
+                on_front=at in document["pareto"],
+                costs=costs[result["tier"]],
+            )
+            for at, result in enumerate(results)
         ),
         trace=_facts("trace", document["trace"]),
         machine=_facts("machine", machine),
-        notes=tuple(str(note) for note in document.get("notes", document.get("warnings", ()))),
+        notes=tuple(str(note) for note in document["notes"]),
     )
 
 
 def _pass(
-    result: dict[str, Any], label: str, router_seconds: float | None, *, on_front: bool, costs: list[float]
+    result: dict[str, Any], *, where: str, router: int | None, on_front: bool, costs: list[float]
 ) -> SimulatedPass:
-    times, steps = result["time_per_step_seconds"], int(result["steps"])
+    times, steps, policy = result["time_per_step_seconds"], int(result["steps"]), str(result["written"])
     return SimulatedPass(
-        label=label,
-        policy=_policy(result),
+        label=f"{policy} · {where}" if where else policy,
+        policy=policy,
+        name=str(result["name"]),
+        where=where,
         cache=result["cache"],
         cache_experts=result["cache_experts"],
+        placement=str(result["placement"]),
+        tier=str(result["tier"]),
         steps=steps,
         mean_seconds=times["mean"],
         p50_seconds=times["p50"],
@@ -113,7 +136,8 @@ def _pass(
         gap_histogram=tuple(result["gap"]["histogram"]),
         removed_importance=result["removed_importance"],
         rerouted_slots=result["rerouted_slots"],
-        cut=1 - times["mean"] / router_seconds if router_seconds else None,
+        cut=result["cut_against_router"],
+        router=router,
         on_front=on_front,
         balance=BalanceInfo(
             devices=tuple(f"device {at}" for at in range(len(costs))),
@@ -136,22 +160,10 @@ def _layer(layer: dict[str, Any], steps: int, costs: list[float]) -> LayerBalanc
     )
 
 
-def _labels(results: list[dict[str, Any]]) -> list[str]:
-    """Policy as it was written, and the cache where more than one was simulated."""
-    several = len({_cache(result) for result in results}) > 1
-    return [
-        f"{_policy(result)} · {result['cache']} {result['cache_experts']}" if several else _policy(result)
-        for result in results
-    ]
-
-
-def _policy(result: dict[str, Any]) -> str:
-    pairs = ",".join(f"{key}={value}" for key, value in result["parameters"].items())
-    return f"{result['name']}:{pairs}" if pairs else str(result["name"])
-
-
-def _cache(result: dict[str, Any]) -> tuple[str | None, int | None]:
-    return result["cache"], result["cache_experts"]
+def _conditions(result: dict[str, Any]) -> tuple[str, str, str]:
+    """Cache, tier and placement of a pass: what its policy did not choose."""
+    cache = "no cache" if result["cache"] is None else f"{result['cache']} {result['cache_experts']}"
+    return cache, str(result["tier"]), str(result["placement"])
 
 
 def _facts(group: str, values: dict[str, Any]) -> tuple[Fact, ...]:

@@ -17,12 +17,18 @@ MOST_KEY_FIGURES = 4
 
 def simulation_content(info: SimulationInfo) -> Page:
     """Which policies are worth it on this machine and trace; every time is predicted, none is measured."""
-    noun = movement_noun(info.tier)
+    noun = movement_noun(info.passes[0].tier)
     best = info.passes[info.best]
     gain = best.cut is not None and best.cut > 0
     return Page(
         title="What policies would do, by simulation",
-        facts=(("Passes", str(len(info.passes))), ("Devices", str(info.devices)), ("Experts from", info.tier)),
+        facts=(
+            ("Simulation", info.simulation_id),
+            ("Simulated", info.created_at),
+            ("Passes", str(len(info.passes))),
+            ("Devices", str(info.devices)),
+            ("Experts from", info.tier),
+        ),
         badge="Predicted, not measured",
         tone="neutral",
         headline=_headline(best, gain=gain),
@@ -31,8 +37,8 @@ def simulation_content(info: SimulationInfo) -> Page:
             f"{info.tier}; every time is predicted.",
             f"On the Pareto front of step time and removed importance: {'; '.join(map(_on_front, info.front))}.",
         ),
-        next_steps=("Measure the chosen policy on this machine: caee run --policy …",) if gain else (),
-        key_figures=tuple(_key_figure(each, noun) for each in _shown(info)),
+        next_steps=(f"Measure it on this machine: caee run --policy {best.policy}",) if gain else (),
+        key_figures=tuple(_key_figure(each, router, noun) for each, router in _shown(info)),
         warnings=info.notes,
         sections=_sections(info, noun),
     )
@@ -69,17 +75,19 @@ def _on_front(each: SimulatedPass) -> str:
     return f"{each.label} ({format_seconds(each.mean_seconds)} per step{cut}; {removed} removed)"
 
 
-def _shown(info: SimulationInfo) -> list[SimulatedPass]:
-    cut = [each for each in info.passes if each.cut is not None and each.policy != "router"]
-    return sorted(cut, key=lambda each: -(each.cut or 0.0))[:MOST_KEY_FIGURES]
+def _shown(info: SimulationInfo) -> list[tuple[SimulatedPass, SimulatedPass]]:
+    """Passes beside their router's: what is on the front first, then the fastest."""
+    pairs = [
+        (each, info.passes[each.router]) for each in info.passes if each.router is not None and each.name != "router"
+    ]
+    return sorted(pairs, key=lambda pair: (not pair[0].on_front, pair[0].mean_seconds))[:MOST_KEY_FIGURES]
 
 
-def _key_figure(each: SimulatedPass, noun: str) -> KeyFigure:
+def _key_figure(each: SimulatedPass, router: SimulatedPass, noun: str) -> KeyFigure:
     cut = each.cut or 0.0
-    router_seconds = each.mean_seconds / (1 - cut)
     return KeyFigure(
         label=each.label,
-        before=format_seconds(router_seconds),
+        before=format_seconds(router.mean_seconds),
         after=format_seconds(each.mean_seconds),
         change=percent(-cut, signed=True),
         interval=f"{percent(each.removed_importance)} removed; busiest device "

@@ -281,59 +281,78 @@ def make_calibration(*, devices: int = 4) -> Calibration:
 
 
 def make_simulation(*, layers: int = 6, devices: int = 4, steps: int = 200, seed: int = 0) -> dict[str, Any]:
-    """A document as ``caee simulate --json`` prints it: three policies on two caches."""
+    """A document as ``caee simulate --json`` prints it: four policies on two caches."""
     draw = np.random.default_rng(seed)
-    policies = []
-    for cache, experts in (("lfu", 32), ("lru", 32)):
-        for name, parameters, ceiling, removed in (
-            ("router", {}, 99, 0.0),
-            ("caee", {"rule": "cir", "theta": 0.8}, 4, 0.018),
-            ("caee", {"rule": "cir", "theta": 0.6}, 3, 0.041),
-            ("importance", {"rule": "cir", "theta": 0.8}, 4, 0.055),
+    passes: list[dict[str, Any]] = []
+    for cache, fetched in (("lfu", 3.0), ("lru", 3.4)):
+        before = draw.poisson(fetched, size=(layers, steps, devices))
+        for written, ceiling, removed in (
+            ("router", 99, 0.0),
+            ("caee:rule=cir,theta=0.8", 4, 0.018),
+            ("caee:rule=cir,theta=0.6", 3, 0.041),
+            ("importance:rule=cir,theta=0.8", 5, 0.055),
         ):
-            before = draw.poisson(3.0 if cache == "lfu" else 3.4, size=(layers, steps, devices))
-            after = np.minimum(before, ceiling)
-            gap = (after.max(axis=2) - after.min(axis=2)).ravel()
-            times = after.max(axis=2).sum(axis=0) * SECONDS_PER_EXPERT
-            policies.append(
-                {
-                    "name": name,
-                    "parameters": parameters,
-                    "cache": cache,
-                    "cache_experts": experts,
-                    "steps": steps,
-                    "layer_steps": steps * layers,
-                    "time_per_step_seconds": {
-                        "mean": float(times.mean()),
-                        "p50": float(np.quantile(times, 0.5)),
-                        "p95": float(np.quantile(times, 0.95)),
-                    },
-                    "misses_per_device": [int(count) for count in after.sum(axis=(0, 1))],
-                    "max_device_misses_per_step": float(after.max(axis=2).sum(axis=0).mean()),
-                    "gap": {"mean": float(gap.mean()), "histogram": [int(count) for count in np.bincount(gap)]},
-                    "removed_importance": removed,
-                    "rerouted_slots": int(removed * 10_000),
-                    "layers": [
-                        {
-                            "layer": layer,
-                            "device_misses_before": [int(count) for count in before[layer].sum(axis=0)],
-                            "device_misses_after": [int(count) for count in after[layer].sum(axis=0)],
-                        }
-                        for layer in range(layers)
-                    ],
-                }
-            )
+            passes.append(_simulated(written, cache, before, np.minimum(before, ceiling), removed, passes))
+    cost = [{"device": device, "seconds_per_expert": SECONDS_PER_EXPERT} for device in range(devices)]
+    machine = {"devices": devices, "tier": "host", "origin": "seconds per expert as given", "cost": cost}
     return {
         "schema": "caee.simulate/1",
+        "simulation_id": "simulation-0001",
+        "created_at": "2026-03-14T10:00:00Z",
         "trace": {"model": "demo", "tokens": 8 * steps, "moe_layers": layers, "num_experts": 32, "top_k": 4},
-        "machine": {
-            "devices": devices,
-            "tier": "host",
-            "placement": "contiguous",
-            "cost": [{"device": device, "seconds_per_expert": SECONDS_PER_EXPERT} for device in range(devices)],
+        "machine": machine | {"placement": "contiguous"},
+        "machines": [machine],
+        "policies": passes,
+        "pareto": [2, 1, 0],
+        "interrupted": False,
+        "notes": ["the trace has only the chosen experts' weights"],
+    }
+
+
+def _simulated(
+    written: str,
+    cache: str,
+    before_LSD: np.ndarray,
+    after_LSD: np.ndarray,
+    removed: float,
+    passes: list[dict[str, Any]],
+) -> dict[str, Any]:
+    layers, steps, _ = before_LSD.shape
+    gap = (after_LSD.max(axis=2) - after_LSD.min(axis=2)).ravel()
+    busiest = after_LSD.max(axis=2).sum(axis=0)
+    times = busiest * SECONDS_PER_EXPERT
+    mean = float(times.mean())
+    router = next((each for each in passes if each["name"] == "router" and each["cache"] == cache), None)
+    return {
+        "name": written.partition(":")[0],
+        "parameters": dict(pair.split("=") for pair in written.partition(":")[2].split(",") if pair),
+        "written": written,
+        "cache": cache,
+        "cache_experts": 32,
+        "placement": "contiguous",
+        "tier": "host",
+        "compensated": True,
+        "steps": steps,
+        "layer_steps": steps * layers,
+        "time_per_step_seconds": {
+            "mean": mean,
+            "p50": float(np.quantile(times, 0.5)),
+            "p95": float(np.quantile(times, 0.95)),
         },
-        "policies": policies,
-        "pareto": [],
+        "cut_against_router": 1 - mean / router["time_per_step_seconds"]["mean"] if router else 0.0,
+        "misses_per_device": [int(count) for count in after_LSD.sum(axis=(0, 1))],
+        "max_device_misses_per_step": float(busiest.mean()),
+        "gap": {"mean": float(gap.mean()), "histogram": [int(count) for count in np.bincount(gap)]},
+        "removed_importance": removed,
+        "rerouted_slots": int(removed * 10_000),
+        "layers": [
+            {
+                "layer": layer,
+                "device_misses_before": [int(count) for count in before_LSD[layer].sum(axis=0)],
+                "device_misses_after": [int(count) for count in after_LSD[layer].sum(axis=0)],
+            }
+            for layer in range(layers)
+        ],
     }
 
 

@@ -96,6 +96,7 @@ def pages(build: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     others = [
         run,
         *(build.make_run(run_id=f"run-{theta}", theta=theta, ratio=theta, model=NASTY) for theta in (0.7, 0.9)),
+        replace(run, run_id="run-<b>", policy=replace(run.policy, name="budget", parameters={"epsilon": 0.01})),
     ]
     made = {
         "run": run_page(run_info(run, calibration, probe, [calibration, earlier])),
@@ -283,7 +284,7 @@ def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.mark.parametrize(
     ("name", "width", "scheme"),
-    [("run", 1280, "light"), ("comparison", 400, "dark")],
+    [("run", 1280, "light"), ("comparison", 400, "dark"), ("simulation", 1280, "dark")],
 )
 def test_axe_finds_no_serious_violation(
     chromium: Any, pages: dict[str, tuple[Path, Page]], axe: str, name: str, width: int, scheme: str

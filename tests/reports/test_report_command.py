@@ -116,6 +116,44 @@ def test_several_runs_side_by_side(kept: Path, capsys: pytest.CaptureFixture[str
     assert (kept / "caee-report-run-0002-run-0001.html").is_file()
 
 
+def test_a_stored_simulation_is_reported_by_its_id(
+    build: ModuleType, kept: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    simulation = build.make_simulation()
+    with open_store(str(kept / "caee.db")) as store:
+        store.save_simulation(simulation["simulation_id"], simulation["created_at"], simulation)
+    assert run_app(["report", "simulation-0001", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["written"] == "caee-report-simulation-0001.html"
+    assert document["runs"] == []
+    assert [each["cut"] for each in document["simulation"]["passes"]] == [
+        each["cut_against_router"] for each in simulation["policies"]
+    ]
+    assert "Predicted, not measured" in (kept / document["written"]).read_text()
+    assert run_app(["report", "run-0001", "simulation-0001"]) == 1
+    assert "simulation-0001" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("output_format", list(Format))
+def test_five_runs_in_every_format(build: ModuleType, kept: Path, output_format: Format) -> None:
+    with open_store(str(kept / "caee.db")) as store:
+        for at in range(3, 7):
+            made = build.make_run(run_id=f"run-000{at}", theta=at / 10)
+            store.save_run(replace(made, created_at=f"2026-03-2{at}T00:00:00Z"))
+    assert run_app(["report", "--last", "5", "--format", output_format, "-o", "out"]) == 0
+    written = kept / "out"
+    names = [f"run-000{at}" for at in range(2, 7)]
+    if output_format is Format.CSV_DIR:
+        rows = list(csv.DictReader((written / "frontier.csv").open(newline="")))
+        assert [row["run"] for row in rows] == names
+    elif output_format is Format.JSON:
+        assert [run["run_id"] for run in json.loads(written.read_text())["runs"]] == names
+    else:
+        text = written.read_text()
+        assert "5 runs side by side" in text
+        assert all(name in text for name in names)
+
+
 def test_unlike_hosts_are_compared_only_if_asked(
     build: ModuleType, kept: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -176,7 +214,7 @@ def test_an_id_cannot_lead_out_of_the_folder(build: ModuleType, kept: Path) -> N
 @pytest.mark.parametrize("output_format", list(Format))
 def test_a_path_that_is_no_utf8_is_written_as_escapes(build: ModuleType, tmp_path: Path, output_format: Format) -> None:
     info = run_info(build.make_run(model="models/caf\udce9"))
-    report = Report(runs=(info,), comparison=None, page=run_page(info))
+    report = Report(runs=(info,), page=run_page(info))
     written = write_report(report, output_format, tmp_path / "out").path
     text = (written / "workload.csv" if written.is_dir() else written).read_text(encoding="utf-8")
     assert "models/caf\\udce9" in text

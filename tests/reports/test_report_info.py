@@ -314,19 +314,46 @@ def test_the_front_is_what_nothing_dominates(points: list[tuple[float, float]]) 
         assert on_front == (not worse)
 
 
-def test_simulated_passes_are_compared_with_the_router_on_the_same_cache(build: ModuleType) -> None:
+def test_simulated_passes_are_the_document_s(build: ModuleType) -> None:
     document = build.make_simulation()
     info = simulation_info(document)
     assert len(info.passes) == 8
     router, second = info.passes[4], info.passes[5]
     assert router.cut == 0
+    assert second.router == 4
     assert second.cut == pytest.approx(1 - second.mean_seconds / router.mean_seconds)
     assert second.label == "caee:rule=cir,theta=0.8 · lru 32"
     first_layer = document["policies"][5]["layers"][0]
     assert second.balance.layers[0].movements_after[2] == first_layer["device_misses_after"][2] / 200
+    assert [each.policy for each in info.front] == ["router", "caee:rule=cir,theta=0.8", "caee:rule=cir,theta=0.6"]
 
 
-@pytest.mark.parametrize("missing", ["policies", "machine", "trace"])
+def test_the_best_simulated_pass_is_the_fastest_that_gains(build: ModuleType) -> None:
+    document = build.make_simulation()
+    assert simulation_info(document).best == 2
+    for each in document["policies"]:
+        each["cut_against_router"] = -0.1
+    document["policies"][6]["cut_against_router"] = 0.05
+    assert simulation_info(document).best == 6
+
+
+def test_each_tier_has_its_own_costs_and_labels(build: ModuleType) -> None:
+    document = build.make_simulation(devices=2)
+    (machine,) = document["machines"]
+    slow = [{"device": device, "seconds_per_expert": 7.0} for device in range(2)]
+    document["machines"] = [machine, machine | {"tier": "disk", "cost": slow}]
+    document["policies"][1] |= {"tier": "disk", "cache": None, "cache_experts": None}
+    info = simulation_info(document)
+    there = info.passes[1]
+    layer = there.balance.layers[0]
+    assert layer.seconds_before == tuple(7.0 * count for count in layer.movements_before)
+    assert there.label == "caee:rule=cir,theta=0.8 · no cache, disk"
+    assert there.router is None
+    assert info.passes[0].label == "router · lfu 32, host"
+    assert info.tier == "host and disk"
+
+
+@pytest.mark.parametrize("missing", ["policies", "machine", "machines", "trace", "pareto"])
 def test_a_document_that_is_no_simulation_is_refused(build: ModuleType, missing: str) -> None:
     document = build.make_simulation()
     del document[missing]
