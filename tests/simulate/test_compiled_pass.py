@@ -103,7 +103,8 @@ def test_shared_links_compute_and_scores(
         dense_seconds=2.5e-3,
         overlap=scores,
     )
-    each = make_pass(policy, machine, trace, cache_experts=5, placement="round-robin")
+    cache = "forecast:decay=0.9,prefetch=1" if scores else "lfu"
+    each = make_pass(policy, machine, trace, cache=cache, cache_experts=5, placement="round-robin")
     assert_equal(*both(in_memory(trace), each, 3))
 
 
