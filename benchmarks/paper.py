@@ -49,6 +49,10 @@ class Replayed:
     removed: float
 
     @property
+    def steps(self) -> int:
+        return len(self.moved_SLD)
+
+    @property
     def busiest(self) -> float:
         """Mean over steps of Σ over layers of the busiest device's movements."""
         return float(self.moved_SLD.max(axis=2).sum(axis=1).mean())
@@ -183,14 +187,15 @@ def table_2(results: dict[int, list[Replayed]], seconds_per_expert: float) -> No
     for batch, (router, *treated) in results.items():
         baseline, *measured = setting.TABLE_2[batch]
         dense = baseline - router.busiest * seconds_per_expert
-        print(f"| {batch} | router | 0 | {router.busiest:.1f} | dense {dense:.3f} s | {baseline:.3f} s | | |")
+        row = f"| {batch} | router, {router.steps} steps | 0 | {router.busiest:.1f} "
+        print(f"{row}| dense {dense:.3f} s | {baseline:.3f} s | | |")
         for theta, each, paper in zip(setting.THETAS, treated, measured, strict=True):
             saved = router.busiest - each.busiest
             print(
-                f"| {batch} | {theta} | {each.removed:.4f} | {each.busiest:.1f} | −{saved / router.busiest:.1%} "
-                f"| −{saved * seconds_per_expert / baseline:.1%} "
-                f"| −{saved * fitted_cost / (fitted_dense + fitted_cost * router.busiest):.1%} "
-                f"| −{1 - paper / baseline:.1%} |"
+                f"| {batch} | {theta} | {each.removed:.4f} | {each.busiest:.1f} | {-saved / router.busiest:+.1%} "
+                f"| {-saved * seconds_per_expert / baseline:+.1%} "
+                f"| {-saved * fitted_cost / (fitted_dense + fitted_cost * router.busiest):+.1%} "
+                f"| {paper / baseline - 1:+.1%} |"
             )
 
 
@@ -208,10 +213,10 @@ def movement_cuts(results: dict[int, list[Replayed]]) -> None:
     print("| batch | θ | removed importance | movements of the busiest | movement time |")
     print("| --- | --- | --- | --- | --- |")
     for batch, (router, *treated) in results.items():
-        print(f"| {batch} | router | 0 | {router.busiest:.1f} | |")
+        print(f"| {batch} | router, {router.steps} steps | 0 | {router.busiest:.1f} | |")
         for theta, each in zip(setting.THETAS, treated, strict=True):
-            cut = 1 - each.busiest / router.busiest
-            print(f"| {batch} | {theta} | {each.removed:.4f} | {each.busiest:.1f} | −{cut:.1%} |")
+            change = each.busiest / router.busiest - 1
+            print(f"| {batch} | {theta} | {each.removed:.4f} | {each.busiest:.1f} | {change:+.1%} |")
 
 
 def table_4(source: TraceSource, machine: SimulatedMachine) -> None:
@@ -225,13 +230,14 @@ def table_4(source: TraceSource, machine: SimulatedMachine) -> None:
         router, *treated = replay(source, policies, machine, batch=batch, slots=None)
         baseline = measured[None]
         dense = baseline / 1e3 - router.busiest * seconds
-        print(f"| {batch} | router | 0 | {router.busiest:.1f} | dense {dense * 1e3:.2f} ms | {baseline} | {baseline} |")
+        row = f"| {batch} | router, {router.steps} steps | 0 | {router.busiest:.1f} "
+        print(f"{row}| dense {dense * 1e3:.2f} ms | {baseline} | {baseline} |")
         for theta, each in zip(thetas, treated, strict=True):
             tpot = 1e3 * (dense + each.busiest * seconds)
             print(
                 f"| {batch} | {theta} | {each.removed:.4f} | {each.busiest:.1f} "
-                f"| −{1 - each.busiest / router.busiest:.1%} | {tpot:.2f} (−{1 - tpot / baseline:.1%}) "
-                f"| {measured[theta]} (−{1 - measured[theta] / baseline:.1%}) |"
+                f"| {each.busiest / router.busiest - 1:+.1%} | {tpot:.2f} ({tpot / baseline - 1:+.1%}) "
+                f"| {measured[theta]} ({measured[theta] / baseline - 1:+.1%}) |"
             )
 
 
