@@ -2,10 +2,10 @@
 
     python benchmarks/probe_peers.py [--disk-path FOLDER] [--rounds 3]
 
-The peer and the probe take turns. STREAM's copy and triad are compiled from ``stream_copy.c`` beside this file, and its
-best pass counts, as STREAM has it, against the probe's best sample. fio must be installed (``apt-get install fio``),
-else the disk is left out. The peer's spread over its runs says whether the machine was quiet enough for a comparison:
-it is printed either way, and only a quiet machine can fail one.
+The peer and the probe take turns, and medians are compared. STREAM's copy and triad are compiled from ``stream_copy.c``
+beside this file; fio must be installed (``apt-get install fio``), else the disk is left out. The peer's spread over its
+runs says whether the machine was quiet enough for a comparison: it is printed either way, and only a quiet machine can
+fail one.
 Exit code 1 where a figure is off by more than the tolerance although the peer agrees with itself.
 """
 
@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -83,21 +83,21 @@ def stream_program(folder: Path) -> Path | None:
 
 
 def stream(program: Path) -> tuple[float, float]:
-    """Best bytes per second of copy and triad, over arrays of four times the last-level cache, as STREAM asks for."""
+    """Median bytes per second of copy and triad, over arrays of four times the last-level cache, as STREAM asks for."""
     words = max(4 * (last_level_cache_bytes() or 0), COPY_BYTES) // 8
     lines = subprocess.run(
         [program, str(words), str(PASSES)], check=True, capture_output=True, text=True
     ).stdout.splitlines()
     copies, triads = zip(*(map(float, line.split()) for line in lines), strict=True)
-    return max(copies), max(triads)
+    return statistics.median(copies), statistics.median(triads)
 
 
-def probed(plan: LinkPlan, size_bytes: int, summary: Callable[[Sequence[float]], float]) -> float:
-    """What the probe says of ``plan`` at one size, by a summary of the seconds of its samples."""
+def probed(plan: LinkPlan, size_bytes: int) -> float:
+    """What the probe says of ``plan`` at one size, by the median of its samples."""
     found = measure_link(plan, [size_bytes], Limits(seconds=SECONDS, min_samples=40))
     if not found.samples:
         sys.exit(f"{plan.kind}: {found.reason}")
-    return size_bytes / summary(found.samples[0].seconds)
+    return size_bytes / statistics.median(found.samples[0].seconds)
 
 
 def host_memory(folder: Path, scratch: ScratchFile, rounds: int) -> bool:
@@ -112,7 +112,7 @@ def host_memory(folder: Path, scratch: ScratchFile, rounds: int) -> bool:
         copied, triad = stream(program)
         compared.peer.append(copied)
         triads.append(triad)
-        compared.ours.append(probed(plan, COPY_BYTES, min))
+        compared.ours.append(probed(plan, COPY_BYTES))
     print(f"(STREAM's triad: {', '.join(map(format_rate, triads))}; its stores fetch what they overwrite, uncounted)")
     return compared.fails()
 
@@ -170,7 +170,7 @@ def disk(folder: Path, scratch: ScratchFile, rounds: int) -> bool:
         sampled.peer.append(measured)
         steady.peer.append(measured)
         steady.ours.append(without_pause(scratch))
-        sampled.ours.append(probed(plan, BLOCK_BYTES, statistics.median))
+        sampled.ours.append(probed(plan, BLOCK_BYTES))
     return any([steady.fails(), sampled.fails()])
 
 

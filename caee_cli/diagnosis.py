@@ -7,7 +7,8 @@ from pathlib import Path
 
 from caee_cli.guard import installed_in, strangers
 from caee_cli.measuring import disk_folder
-from probes.checkup import Finding, identity_finding, machine_findings
+from probes.advice import gpu_findings
+from probes.checkup import Finding, identity_finding, imported_finding, machine_findings
 from probes.devices import devices_text, find_devices
 from probes.errors import CaeeError
 from probes.fingerprint import take_fingerprint
@@ -21,13 +22,15 @@ def diagnose(store: str | None, chosen: Path | None) -> tuple[tuple[Finding, ...
     kept, calibration, folder = _store(store, chosen)
     devices = find_devices(None)
     fingerprint = take_fingerprint(devices, folder)
-    findings = [_packages(), kept, *machine_findings(folder)]
+    findings = [_packages(), kept, *machine_findings(folder), *gpu_findings(fingerprint)]
     if calibration is not None:
         findings.append(_cost_models(calibration, folder))
     return tuple(findings), fingerprint
 
 
 def _cost_models(calibration: Calibration, folder: Path) -> Finding:
+    if calibration.fingerprint is None:
+        return imported_finding(calibration)
     try:
         present = take_fingerprint(find_devices(devices_text(calibration.devices)), folder)
     except CaeeError as error:

@@ -16,7 +16,7 @@ from probes import limits
 from probes.disk import ALIGNMENT
 from probes.filesystem import mount_of
 from probes.nvml import open_driver
-from probes.records import Fingerprint
+from probes.records import Calibration, Fingerprint
 from probes.scratch import make_scratch
 from probes.units import format_size
 
@@ -44,7 +44,7 @@ class Finding:
 
 
 def machine_findings(disk_folder: Path) -> tuple[Finding, ...]:
-    """GPUs and driver, processors, memory, disk, optional packages."""
+    """GPUs and driver, processors, memory, disk, collectives, optional packages."""
     return (
         _torch_gpus(),
         _driver(),
@@ -52,16 +52,24 @@ def machine_findings(disk_folder: Path) -> tuple[Finding, ...]:
         _memory(),
         _locked_memory(),
         *_disk(disk_folder),
+        _collectives(),
         *_extras(),
     )
 
 
-def identity_finding(stored: Fingerprint | None, present: Fingerprint, calibration_id: str) -> Finding:
+def imported_finding(calibration: Calibration) -> Finding:
+    """The newest cost models are figures from elsewhere."""
+    return Finding(
+        what="cost models",
+        status="note",
+        detail=f"calibration {calibration.calibration_id} comes from {calibration.origin}: good for `caee simulate`, "
+        "never taken for this machine",
+        fix="caee probe, then caee calibrate, before caee run",
+    )
+
+
+def identity_finding(stored: Fingerprint, present: Fingerprint, calibration_id: str) -> Finding:
     """Whether the newest cost models were measured on this machine as it is now."""
-    if stored is None:
-        return Finding(
-            what="cost models", status="note", detail=f"calibration {calibration_id} was imported, not measured here"
-        )
     changed = stored.changed_identity(present)
     if not changed:
         return Finding(what="cost models", status="ok", detail=f"calibration {calibration_id} is of this machine")
@@ -171,6 +179,29 @@ def _disk(folder: Path) -> Iterator[Finding]:
     free = shutil.disk_usage(folder).free
     if free < _LITTLE_DISK_BYTES:
         yield Finding(what="disk space", status="note", detail=f"only {format_size(free)} free", fix="free some space")
+
+
+def _collectives() -> Finding:
+    import torch.distributed as dist
+
+    what = "collectives"
+    if not dist.is_available():
+        return Finding(
+            what=what,
+            status="fail",
+            detail=f"torch {torch.__version__} is built without torch.distributed: no run on several devices",
+            fix="install torch from pytorch.org/get-started",
+        )
+    usable = [name for name, there in (("gloo", dist.is_gloo_available()), ("NCCL", dist.is_nccl_available())) if there]
+    if torch.cuda.is_available() and "NCCL" not in usable:
+        return Finding(
+            what=what,
+            status="fail",
+            detail="there are GPUs, but torch is built without NCCL, which they exchange tokens with",
+            fix="install a CUDA build of torch (pytorch.org/get-started)",
+        )
+    detail = f"{' and '.join(usable)}; `caee probe --collectives` times them"
+    return Finding(what=what, status="ok", detail=detail)
 
 
 def _extras() -> Sequence[Finding]:

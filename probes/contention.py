@@ -100,3 +100,11 @@ def _in_process(shared: Contention, number: int, make: Factory, parent: int) -> 
     # The parent's thread pool does not exist in a forked child.
     torch.set_num_threads(1)
     shared.work(number, make, parent)
+
+
+@contextlib.contextmanager
+def busy(make: Factory, size_bytes: int) -> Iterator[None]:
+    """Within the block a thread repeats one transfer of a device, which has begun. Raises ``DeviceError``."""
+    with contention([make], on_host=False) as others:
+        others.set_size(size_bytes)
+        yield

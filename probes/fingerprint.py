@@ -12,6 +12,7 @@ import torch
 from probes import limits
 from probes.devices import cpu_name
 from probes.filesystem import mount_of
+from probes.numa import node_fields
 from probes.records import Device, Field, Fingerprint
 from probes.topology import gpu_facts
 
@@ -25,7 +26,8 @@ def take_fingerprint(devices: Sequence[Device], disk_folder: Path) -> Fingerprin
     gpus = gpu_facts(devices)
     identity = {**_host_identity(devices), **_disk_identity(disk_folder), **gpus.identity}
     return Fingerprint(
-        identity=dict(sorted(identity.items())), state=dict(sorted({**_host_state(), **gpus.state}.items()))
+        identity=dict(sorted(identity.items())),
+        state=dict(sorted({**_host_state(), **gpus.state, **node_fields(devices)}.items())),
     )
 
 

@@ -12,6 +12,7 @@ import torch
 from probes.backend import Backend, TorchBackend
 from probes.devices import why_no_gpu
 from probes.limits import last_level_cache_bytes, memory_available_bytes
+from probes.numa import near
 from probes.records import Concurrency, Device, LinkKind, LinkMode
 from probes.scratch import ScratchFile
 from probes.transfers import CopyTransfer, DiskTransfer, StagedTransfer, Transfer, pool_pair
@@ -61,6 +62,12 @@ def plan_links(
         *_disk(len(devices), scratch, seed),
         *(_gpu_links(gpus, pool_bytes, make_backend) if gpus else _absent_gpu_links(why_no_gpu())),
     )
+
+
+def host_copies(device: Device, *, size_bytes: int, make_backend: BackendFactory = TorchBackend) -> Maker:
+    """Pinned copies of up to ``size_bytes`` from host memory to ``device``."""
+    backend = make_backend(torch.device(device.name_on_link))
+    return _copies(backend, size_bytes, "host", "device", pinned=True)
 
 
 def _pool_bytes(max_bytes: int, devices: int) -> int:
@@ -189,7 +196,8 @@ def _copies(
     read_and_write: bool = False,
 ) -> Maker:
     def make() -> Transfer:
-        first, second, notes = pool_pair(backend, pool_bytes, source=source, destination=destination, pinned=pinned)
+        with near(backend.device):
+            first, second, notes = pool_pair(backend, pool_bytes, source=source, destination=destination, pinned=pinned)
         return CopyTransfer(backend, first, second, read_and_write=read_and_write, notes=notes)
 
     return make

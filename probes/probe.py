@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
 from probes.backend import TorchBackend
 from probes.collectives import measure_collectives
+from probes.contention import busy
 from probes.devices import find_devices
-from probes.errors import Interrupted, UsageError
+from probes.errors import DeviceError, Interrupted, UsageError
 from probes.fingerprint import take_fingerprint
 from probes.groups import link_groups
 from probes.ids import new_id, now
 from probes.links import GRANULARITY, measure_link
-from probes.plan import BackendFactory, LinkPlan, plan_links
-from probes.records import Concurrency, Device, LinkKind, LinkMeasurement, Probe
+from probes.plan import BackendFactory, LinkPlan, host_copies, plan_links
+from probes.records import Concurrency, Device, Field, Fingerprint, LinkKind, LinkMeasurement, Probe
 from probes.sampling import Limits
 from probes.scratch import make_scratch
+from probes.topology import pcie_while_busy
 
 # With start-up before and storing after it, a default probe takes at most 30 s, a quick one 15.
 FULL_SECONDS = 20.0
@@ -36,6 +39,8 @@ _WRITE_SHARE = 0.15
 # A disk scatters more than memory, and its burst has to be spent first.
 _WEIGHTS = {LinkKind.DISK_TO_HOST: 2.0}
 _LEAST_LINK_SECONDS = 0.2
+# Long enough a copy that the link is at work whenever the driver is asked.
+_BUSY_BYTES = 32 << 20
 # Beside the starting of a process for each device; not part of a default probe's time.
 _COLLECTIVES_SECONDS = {"full": 8.0, "quick": 3.0}
 
@@ -105,7 +110,7 @@ def probe(
     deadline = time.monotonic() + (options.seconds or (QUICK_SECONDS if options.quick else FULL_SECONDS))
     progress("fingerprint", 0.0)
     devices = find_devices(options.devices)
-    fingerprint = take_fingerprint(devices, options.disk_folder)
+    fingerprint = _with_busy_pcie(take_fingerprint(devices, options.disk_folder), devices, make_backend)
     links: list[LinkMeasurement] = []
     stopped = False
     try:
@@ -184,6 +189,19 @@ def prepared(
             yield plan_links(devices, scratch, max_bytes=largest, seed=options.seed, make_backend=make_backend)
     finally:
         torch.set_num_threads(threads)
+
+
+def _with_busy_pcie(fingerprint: Fingerprint, devices: Sequence[Device], make_backend: BackendFactory) -> Fingerprint:
+    """The PCIe generation as it is during a transfer, added to the state; nothing where that cannot be had."""
+
+    def copying(device: Device) -> AbstractContextManager[None]:
+        return busy(host_copies(device, size_bytes=_BUSY_BYTES, make_backend=make_backend), _BUSY_BYTES)
+
+    try:
+        found = pcie_while_busy(devices, copying)
+    except DeviceError as error:
+        found = {"pcie_busy": Field(value=None, reason=error.message)}
+    return replace(fingerprint, state=dict(sorted({**fingerprint.state, **found}.items()))) if found else fingerprint
 
 
 def _weight(plan: LinkPlan) -> float:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,6 +54,25 @@ def gpu_facts(devices: Sequence[Device]) -> GpuFacts:
         _relate(driver, chosen, facts.identity)
         _fall_back(devices, facts.identity)
         return facts
+
+
+def pcie_while_busy(
+    devices: Sequence[Device], busy: Callable[[Device], AbstractContextManager[None]]
+) -> dict[str, Field]:
+    """PCIe generation and width of each GPU, read while ``busy`` keeps its link to the host at work.
+
+    Idle links fall to generation 1. Empty where there is no driver.
+    """
+    found: dict[str, Field] = {}
+    by_index = {device.index: device for device in devices if device.kind == "cuda"}
+    with open_driver() as driver:
+        if isinstance(driver, str) or not by_index:
+            return found
+        for index, gpu in _chosen(driver, devices, GpuFacts()):
+            with busy(by_index[index]):
+                found[f"gpu{index}.pcie_generation_busy"] = driver.ask("nvmlDeviceGetCurrPcieLinkGeneration", gpu.board)
+                found[f"gpu{index}.pcie_width_busy"] = driver.ask("nvmlDeviceGetCurrPcieLinkWidth", gpu.board)
+    return found
 
 
 def _chosen(driver: Driver, devices: Sequence[Device], facts: GpuFacts) -> list[tuple[int, NvmlGpu]]:

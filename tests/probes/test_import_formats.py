@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from caee_cli.diagnosis import diagnose
 from probes.errors import CaeeError, ImportFormatError
 from probes.imports import bandwidth_test, nccl_tests, nvbandwidth, p2p, smi_xml, spec_sheet, stream, topology
 from probes.imports.detect import import_measurement
@@ -222,6 +223,16 @@ def test_stream_is_host_memory_of_the_whole_machine(write: Write) -> None:
     (model,) = import_measurement(write("Function Best Rate MB/s\nCopy:  11000.0 0.1\nTriad:  12000.0 0.1\n")).models
     assert (model.kind, model.concurrency) == (LinkKind.HOST_MEMORY, Concurrency.ALL)
     assert model.bandwidth_bytes_per_s == 11e9
+
+
+def test_doctor_does_not_take_an_import_for_this_machine(write: Write, tmp_path: Path) -> None:
+    location = str(tmp_path / "store.db")
+    with open_store(location) as store:
+        store.save_calibration(import_measurement(write(SHEET)))
+    findings, _ = diagnose(location, tmp_path)
+    (about,) = [finding for finding in findings if finding.what == "cost models"]
+    assert about.status == "note"
+    assert "spec sheet file" in about.detail
 
 
 @pytest.mark.parametrize(
