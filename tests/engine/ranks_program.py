@@ -1,0 +1,107 @@
+"""What test_ranks.py starts: passes over several checkpoints on one, two and four processes, left in one file each.
+
+Arguments: the output folder, then model folders. Every case runs twice from the same cache state. The ranks are forks
+of one process, which by then has run alone and so has imported and compiled everything: that takes longest.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import stock
+import torch
+
+from probes.devices import find_devices
+from runtime.options import RunOptions
+from runtime.parallel import Ranks, join, leave
+from runtime.policy.spec import parse_policy
+from runtime.worker import RankSession
+
+PROMPTS = [list(b"Hello there, my"), list(b"And he said, go"), list(b"Now is the time")]
+STEPS = 6
+
+
+def main(output: Path, folders: list[Path]) -> int:
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})  # one thread here: a process with several must not fork
+    run_rank({"WORLD_SIZE": "1", "RANK": "0", "LOCAL_RANK": "0"}, output, folders)
+    os.sched_setaffinity(0, cores)
+    return max(start_ranks(world, output, folders) for world in (2, 4))
+
+
+def start_ranks(world: int, output: Path, folders: list[Path]) -> int:
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]
+    common = {"WORLD_SIZE": str(world), "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    ranks = [
+        multiprocessing.get_context("fork").Process(
+            target=run_rank, args=({**common, "RANK": str(rank), "LOCAL_RANK": str(rank)}, output, folders)
+        )
+        for rank in range(world)
+    ]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    return max(abs(process.exitcode or 0) for process in ranks)
+
+
+def run_rank(environment: dict[str, str], output: Path, folders: list[Path]) -> None:
+    os.environ |= environment
+    ranks = join("cpu")
+    results = {}
+    for number, folder in enumerate(folders):
+        for dtype in ("float32", "bfloat16") if number == 0 else ("float32",):
+            for policy in ("router", "caee:theta=0.6"):
+                results[folder.name, dtype, policy] = run_case(folder, dtype, policy, ranks)
+    if ranks.rank == 0:
+        torch.save(results, output / f"{ranks.world}.pt")
+    leave(ranks)
+
+
+def run_case(folder: Path, dtype: str, policy: str, ranks: Ranks) -> list[dict[str, Any]]:
+    session = RankSession(
+        RunOptions(
+            model=folder,
+            devices=find_devices(f"cpu:{ranks.world}"),
+            tier="disk",
+            policy=parse_policy(policy),
+            cache="lfu",
+            prompts=("Hello",),
+            held_out=None,
+            calibration=None,
+            cache_experts=max(1, 8 // ranks.world),
+            dtype=dtype,
+            check_ranks=True,
+        ),
+        ranks,
+    )
+    torch.set_num_threads(1)  # whatever the number of ranks: more threads round otherwise
+    try:
+        session.run_pass(PROMPTS, session.router, new_tokens=2)
+        chosen = session.asked_policy()
+        snapshot = session.execution.snapshot()
+        return [one_pass(session, chosen, snapshot) for _ in range(2)]
+    finally:
+        session.close()
+
+
+def one_pass(session: RankSession, policy: Any, snapshot: Any) -> dict[str, Any]:
+    session.execution.restore(snapshot)
+    logits, records = stock.engine_logits(session.model, policy, PROMPTS, STEPS)
+    layers = [layer for record in records for layer in record.layers]
+    return {
+        "logits": torch.stack(logits),
+        "misses": [layer.misses_after_D.tolist() for layer in layers],
+        "dispatched": [int(layer.dispatched_D.sum()) for layer in layers],
+        "removed": [layer.removed for layer in layers],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]), [Path(argument) for argument in sys.argv[2:]]))

@@ -1,0 +1,67 @@
+"""One, two and four processes compute the same, take the same decisions, and repeat themselves."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+Checkpoint = Callable[..., Path]
+Results = dict[int, dict[tuple[str, str, str], list[dict[str, Any]]]]
+
+PROGRAM = Path(__file__).with_name("ranks_program.py")
+WORLDS = (1, 2, 4)
+
+
+@pytest.fixture(scope="module")
+def results(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """By number of ranks, then by model, data type and policy. Ten experts do not divide by four ranks."""
+    models = [checkpoint("qwen3_moe", top_k=4, experts=10), checkpoint("deepseek_v3", top_k=4)]
+    output = tmp_path_factory.mktemp("ranks")
+    done = subprocess.run(
+        [sys.executable, str(PROGRAM), str(output), *map(str, models)],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return {world: torch.load(output / f"{world}.pt", weights_only=True) for world in WORLDS}
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_pass_repeats_itself(results: Results, world: int) -> None:
+    assert len(results[world]) == 6
+    for case, (first, second) in results[world].items():
+        assert torch.equal(first["logits"], second["logits"]), case
+        assert first["misses"] == second["misses"], case
+        assert first["removed"] == second["removed"], case
+
+
+@pytest.mark.parametrize("world", WORLDS[1:])
+def test_without_pruning_all_numbers_of_ranks_compute_the_same_bits(results: Results, world: int) -> None:
+    for case, (first, _) in results[world].items():
+        if case[2] == "router":
+            alone = results[1][case][0]
+            assert torch.equal(first["logits"], alone["logits"]), case
+            assert first["dispatched"] == alone["dispatched"], case
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_the_policy_prunes_and_fetches_less(results: Results, world: int) -> None:
+    for case, (first, _) in results[world].items():
+        assert all(len(per_device) == world for per_device in first["misses"])
+        if case[2] != "router":
+            plain = results[world][(*case[:2], "router")][0]
+            assert sum(first["removed"]) > 0 == sum(plain["removed"])
+            assert _slowest(first["misses"]) < _slowest(plain["misses"]), case
+
+
+def _slowest(misses: list[list[int]]) -> int:
+    return sum(max(per_device) for per_device in misses)
