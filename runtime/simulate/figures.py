@@ -58,16 +58,16 @@ def cut_against_router(one: PassFigures, passes: Sequence[PassFigures]) -> float
     """The share of the step time that a policy saves against the ``router`` pass on the same cache, placement and
     machine; None where there is no such pass. (The same-state ``before`` of the policy's own pass would flatter.)"""
     for other in passes:
-        same = (
-            other.plan.policy.name == "router"
-            and other.plan.cache == one.plan.cache
-            and other.plan.cache_experts == one.plan.cache_experts
-            and other.plan.placement is one.plan.placement
-            and other.plan.machine is one.plan.machine
-        )
-        if same and other.time_per_step.mean > 0:
+        is_router = other.plan.policy.name == "router" and _setting(other) == _setting(one)
+        if is_router and other.time_per_step.mean > 0:
             return 1 - one.time_per_step.mean / other.time_per_step.mean
     return None
+
+
+def _setting(one: PassFigures) -> tuple[object, ...]:
+    """What two passes must share to be compared: everything but the policy."""
+    plan = one.plan
+    return plan.cache, plan.cache_experts, plan.placement.name, plan.machine.tier
 
 
 def _point(one: PassFigures) -> tuple[float, float]:

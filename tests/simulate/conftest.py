@@ -30,6 +30,7 @@ class InMemory:
         self.trace = trace
         self.meta = trace.meta
         self.notes: tuple[str, ...] = ()
+        self.fraction_read = 0.0
         self.chunk_tokens = chunk_tokens
 
     def chunks(self) -> Iterator[RoutingTrace]:

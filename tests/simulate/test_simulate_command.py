@@ -1,0 +1,223 @@
+"""``caee simulate`` as a user runs it: outputs, exit codes, what is kept, and every kind of broken input."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from caee_cli.main import run_app
+from runtime.simulate.reference import PolicyPass
+from runtime.trace.writer import write_trace
+from store.session import open_store
+
+
+@dataclass
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """The command in this process, in a folder and with a store of its own."""
+    monkeypatch.setenv("CAEE_STORE", str(tmp_path / "store.db"))
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.delenv("CAEE_DEBUG", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: object) -> Done:
+        code = run_app(["simulate", *map(str, arguments)])
+        written = capsys.readouterr()
+        return Done(code, written.out, written.err)
+
+    return run
+
+
+@pytest.fixture
+def trace(tmp_path: Path, make_trace: Any, in_memory: Any) -> Path:
+    path = tmp_path / "trace.parquet"
+    source = in_memory(make_trace(lengths=(20, 20, 20)))
+    write_trace(path, source)
+    return path
+
+
+def line(sequence: str, position: int, ids: object, weights: object) -> str:
+    return json.dumps({"seq": sequence, "pos": position, "ids": ids, "p": weights})
+
+
+def test_json_is_one_document_that_the_store_keeps(run: Run, trace: Path, tmp_path: Path) -> None:
+    done = run(trace, "--batch-size", 2, "--devices", 3, "--seconds-per-expert", 0.002, "--warmup-steps", 4, "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["schema"] == "caee.simulate/1"
+    assert [entry["name"] for entry in document["policies"]] == ["router", "caee"]
+    assert document["machine"]["tier"] == "host"
+    assert {entry["cache"] for entry in document["policies"]} == {"lfu"}
+    assert document["policies"][0]["steps"] == 16
+    with open_store(str(tmp_path / "store.db")) as store:
+        assert store.simulation(document["simulation_id"]) == document
+
+
+def test_a_table_and_a_page(run: Run, trace: Path, tmp_path: Path) -> None:
+    arguments = (trace, "--seconds-per-expert", 0.001, "--devices", 2, "-o", "page.html")
+    done = run(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert "caee:rule=cir,theta=0.8" in done.stdout
+    assert "Wrote page.html" in done.stderr
+    page = (tmp_path / "page.html").read_text()
+    assert page.startswith("<!DOCTYPE html>") or page.lower().startswith("<!doctype html>")
+    refused = run(*arguments)
+    assert refused.returncode == 2
+    assert "exists already" in refused.stderr
+    assert run(*arguments, "--force").returncode == 0
+
+
+def test_a_foreign_dump_is_read_directly(run: Run, tmp_path: Path) -> None:
+    lines = [line("a", at, [[at % 3, 3]], [[0.7, 0.3]]) for at in range(6)]
+    (tmp_path / "dump.jsonl").write_text("\n".join(lines))
+    done = run("dump.jsonl", "--devices", 2, "--seconds-per-expert", 1, "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["trace"]["num_experts"] == 4
+    assert any("inferred from the highest id" in note for note in document["notes"])
+    known = run("dump.jsonl", "--num-experts", 8, "--devices", 2, "--seconds-per-expert", 1, "--json")
+    assert json.loads(known.stdout)["trace"]["num_experts"] == 8
+
+
+def test_the_experts_size_from_a_models_config(run: Run, trace: Path, tmp_path: Path) -> None:
+    config = {"num_hidden_layers": 3, "hidden_size": 64, "moe_intermediate_size": 32, "num_experts": 12}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_experts_per_tok": 3}))
+    done = run(trace, "--machine", "l4", "--model", tmp_path, "--json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["machine"]["expert_bytes"] == 3 * 64 * 32 * 2
+    assert document["machine"]["cost"][0]["seconds_per_expert"] == pytest.approx(3 * 64 * 32 * 2 / 32e9)
+
+
+BROKEN: dict[str, tuple[str | bytes, str]] = {
+    "empty.jsonl": ("", "empty"),
+    "nan.jsonl": ('{"seq": "a", "pos": 0, "ids": [[1, 2]], "p": [[NaN, 0.4]]}', "not finite"),
+    "range.jsonl": (line("a", 0, [[1, 99]], [[0.6, 0.4]]), "99 is not in -1..11"),
+    "below.jsonl": (line("a", 0, [[1, -2]], [[0.6, 0.4]]), "not in -1"),
+    "repeated-id.jsonl": (line("a", 0, [[1, 1]], [[0.6, 0.4]]), "twice in one token"),
+    "repeated-token.jsonl": (
+        "\n".join([line("a", 5, [[1, 2]], [[0.6, 0.4]])] * 2),
+        "position 5 of sequence 'a' comes after position 5",
+    ),
+    "two-models.jsonl": (
+        "\n".join([line("a", 0, [[1, 2]], [[0.6, 0.4]]), line("a", 1, [[1, 2]] * 2, [[0.6, 0.4]] * 2)]),
+        "two models",
+    ),
+    "cut-off.jsonl": (line("a", 0, [[1, 2]], [[0.6, 0.4]]) + '\n{"seq": "a", "pos": 1, "ids": [[', "line 2"),
+    "cut-off.parquet": (b"PAR1" + bytes(100), "not a complete Parquet file"),
+    "counts.json": ('{"logical_count": [[1, 2, 3, 4]]}', "counts, not tokens"),
+    "noise.bin": (bytes(range(256)), "looked for"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_trace_is_an_error_of_a_line_or_two(name: str, run: Run, tmp_path: Path) -> None:
+    content, message = BROKEN[name]
+    path = tmp_path / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    number = ("--num-experts", 12) if name.endswith(".jsonl") else ()
+    done = run(path, *number, "--devices", 2, "--seconds-per-expert", 0.001, "--json")
+    assert done.returncode == 1
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "the machine is not described"),
+        (("--machine", "h100-sxm"), "depends on its size"),
+        (("--seconds-per-expert", "fast"), "fast"),
+        (("--seconds-per-expert", "1", "--policy", "caee:theta=2"), "out of range"),
+        (("--seconds-per-expert", "1", "--policy", "xshare:budget=3"), "needs full scores"),
+        (("--seconds-per-expert", "1", "--cache", "mru"), "unknown cache"),
+        (("--seconds-per-expert", "1", "--tier", "moon"), "unknown tier"),
+        (("--seconds-per-expert", "1", "--batch-size", "4"), "the trace has 3"),
+        (("--seconds-per-expert", "1", "--batch-size", "recorded"), "no recorded steps"),
+        (("--seconds-per-expert", "1", "--warmup-steps", "60"), "no step is left"),
+        (("--seconds-per-expert", "1", "--placement", "balanced"), "needs loads"),
+        (("--machine", "l4", "--expert-bytes", "1MB", "--model", "x"), "both give"),
+    ],
+)
+def test_wrong_usage(arguments: tuple[str, ...], message: str, run: Run, trace: Path) -> None:
+    done = run(trace, *arguments)
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_unknown_calibration_and_a_missing_placement(run: Run, trace: Path) -> None:
+    for arguments in (
+        ("--machine", "nothing", "--expert-bytes", "1MB"),
+        ("--seconds-per-expert", 1, "--placement", "x.json"),
+    ):
+        done = run(trace, *arguments)
+        assert done.returncode == 1
+        assert "→" in done.stderr
+
+
+def test_ctrl_c_keeps_the_steps_that_are_complete(
+    run: Run, tmp_path: Path, make_trace: Any, in_memory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "long.parquet"
+    source = in_memory(make_trace(lengths=[100] * 2, scores=True))
+    write_trace(path, source)
+    pass_run, calls = PolicyPass.run, []
+
+    def interrupted(self: PolicyPass, *arguments: Any) -> None:
+        calls.append(1)
+        if len(calls) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        pass_run(self, *arguments)
+
+    monkeypatch.setattr(PolicyPass, "run", interrupted)
+    done = run(path, "--policy", "random", "--batch-size", 2, "--seconds-per-expert", 0.001, "--json")
+    assert done.returncode == 130, done.stderr
+    document = json.loads(done.stdout)
+    assert document["interrupted"]
+    # The block that was being replayed is finished: three of eight steps.
+    assert document["policies"][0]["steps"] == 24
+    assert "24 of 100 steps" in done.stderr
+    assert document["simulation_id"] in done.stderr
+    with open_store(str(tmp_path / "store.db")) as store:
+        assert store.simulation() == document
+
+
+def test_ctrl_c_before_anything_is_complete_keeps_nothing(
+    run: Run, trace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(self: PolicyPass, *arguments: Any) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr("runtime.simulate.compiled.CompiledPass.run", interrupted)
+    done = run(trace, "--seconds-per-expert", 0.001, "--json")
+    assert done.returncode == 130
+    assert "interrupted" in done.stderr
+    assert done.stdout == ""
+
+
+def test_same_input_same_output(run: Run, trace: Path) -> None:
+    arguments = (trace, "--seconds-per-expert", 0.001, "--policy", "budget", "--policy", "caee", "--json")
+    documents = [json.loads(run(*arguments).stdout) for _ in range(2)]
+    for document in documents:
+        del document["simulation_id"], document["created_at"]
+    assert documents[0] == documents[1]
+    assert np.isfinite(documents[0]["policies"][0]["removed_importance"])
