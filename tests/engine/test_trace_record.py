@@ -84,6 +84,7 @@ def fetches(figures: PassFigures) -> tuple[tuple[int, ...], ...]:
     [
         ("qwen3_moe", "router", "lfu"),
         ("qwen3_moe", "caee:theta=0.6", "lfu"),
+        ("qwen3_moe", "caee:theta=0.6", "forecast"),
         ("qwen3_moe", "importance:theta=0.5,reselect=all", "lfu:decay=0.9,admit=1"),
         ("deepseek_v3", "caee:theta=0.7", "lfu"),
         ("gpt_oss", "caee:theta=0.6", "lru"),
