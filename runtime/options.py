@@ -9,6 +9,8 @@ from pathlib import Path
 from probes.errors import CheckpointError, UsageError
 from probes.records import Calibration, Device
 from probes.text import first_line
+from runtime.cache import parse_cache
+from runtime.policy.spec import resolve
 from runtime.policy.types import PolicySpec
 
 TIERS = ("device", "host", "disk")
@@ -70,6 +72,9 @@ class RunOptions:
                 raise UsageError(f"--{name} {number} is too small", hint=f"give at least {least}")
         if not self.prompts:
             raise UsageError("there is no prompt", hint="give a file with one prompt per line: --prompts FILE")
+        resolve(self.policy, offloading=self.offloading)
+        if parse_cache(self.cache).kind == "belady":
+            raise UsageError("cache belady looks ahead, which a live run cannot", hint="choose lfu or lru")
 
     @property
     def device_kind(self) -> str:

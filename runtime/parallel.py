@@ -77,7 +77,7 @@ class Ranks:
 
 def join(device_kind: str) -> Ranks:
     """Join the process group that the environment (elastic launcher, torchrun) describes; alone without one."""
-    world = int(os.environ.get("WORLD_SIZE", "1"))
+    world = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
     if world == 1:
         return Ranks(rank=0, world=1)
     # gloo beside NCCL: objects and control flags travel over the CPU.

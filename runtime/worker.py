@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from probes.backend import TorchBackend
-from probes.errors import DeviceError, InputError
+from probes.errors import DeviceError, InputError, UsageError
 from probes.files import written_whole
 from probes.records import Device
 from runtime.cache import CacheBook, parse_cache
@@ -80,12 +80,14 @@ def run_rank(options: RunOptions) -> RankReport:
     """Join the other ranks and do the whole run. Raises a ``CaeeError``."""
     ranks = join(options.device_kind)
     # Costs decide, so they must be the same on hosts whose stores differ.
-    options = replace(options, calibration=ranks.from_first(options.calibration))
-    session = RankSession(options, ranks)
     try:
-        return session.run()
+        options = replace(options, calibration=ranks.from_first(options.calibration))
+        session = RankSession(options, ranks)
+        try:
+            return session.run()
+        finally:
+            session.close()
     finally:
-        session.close()
         leave(ranks)
 
 
@@ -132,9 +134,9 @@ class RankSession:
         self.transfers.close()
 
     def run(self) -> RankReport:
-        options = self.options
         batches = self._batches()
-        if not options.offloading:
+        held_out = self._held_out()
+        if not self.options.offloading:
             self.execution.fill_caches()
         warm = self.run_pass(batches[0], self.router)
         policy = self.asked_policy()
@@ -143,7 +145,7 @@ class RankSession:
         self.run_pass(batches[0], policy, new_tokens=4)
         self.execution.restore(snapshot)
         pairs = self._pairs(warm)
-        self.progress.expect(2 * pairs + self._quality_batches())
+        self.progress.expect(2 * pairs + -(-len(held_out) // self.options.batch_size))
         baseline: PassesOfRanks = []
         treated: PassesOfRanks = []
         for pair in range(pairs):
@@ -157,7 +159,7 @@ class RankSession:
             self._keep(batches, policy, baseline, treated)
         self.execution.restore(snapshot)
         report = self._report(batches, policy, baseline, treated)
-        return replace(report, quality=self._quality(policy), roofline=self._roofline())
+        return replace(report, quality=self._quality(held_out, policy), roofline=self._roofline())
 
     def _roofline(self) -> Roofline:
         """Measured last: it computes with whatever slot 0 holds, and rows of no meaning."""
@@ -281,23 +283,28 @@ class RankSession:
         pairs = min(max(int(self.options.seconds_for_pairs / (2 * seconds)), PAIRS[0]), PAIRS[1])
         return int(self.ranks.from_first(pairs))
 
-    def _quality_batches(self) -> int:
-        return 0 if self.options.held_out is None else -(-self.options.quality_sequences // self.options.batch_size)
-
-    def _quality(self, policy: Policy) -> Quality | None:
+    def _held_out(self) -> list[list[int]]:
+        """Passages of equal length for quality, spread over the whole text, since neighbours are alike; none without
+        one."""
         if self.options.held_out is None:
-            return None
+            return []
         ids = self.loaded.tokenizer.encode(self.options.held_out, add_special_tokens=False)
-        length = self.options.quality_tokens
-        # Spread over the whole text: neighbouring passages are alike.
-        count = max(1, min(self.options.quality_sequences, len(ids) // length))
-        stride = max(length, len(ids) // count)
-        sequences = [ids[at : at + length] for at in range(0, stride * count, stride) if at + length <= len(ids)]
-        if not sequences:
-            sequences = [ids]
+        if len(ids) < 2:
+            raise UsageError(
+                f"the held-out text has {len(ids)} tokens, which leaves none to predict",
+                hint="give a longer text with --held-out, or leave quality out with --no-quality",
+            )
+        length = min(self.options.quality_tokens, len(ids))
+        count = min(self.options.quality_sequences, len(ids) // length)
+        stride = len(ids) // count
+        return [ids[at : at + length] for at in range(0, stride * count, stride)]
+
+    def _quality(self, held_out: list[list[int]], policy: Policy) -> Quality | None:
+        if not held_out:
+            return None
         return measure_quality(
             self.model,
-            sequences,
+            held_out,
             self.router,
             policy,
             batch_size=self.options.batch_size,
