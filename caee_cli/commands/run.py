@@ -26,7 +26,9 @@ def command(
     theta: Annotated[
         float | None, typer.Option("--theta", help="Short for the policy's theta: the share that must be kept.")
     ] = None,
-    cache: Annotated[str, typer.Option("--cache", help="Expert cache: lfu, lru, lfu:decay=0.97,admit=1.")] = "lfu",
+    cache: Annotated[
+        str, typer.Option("--cache", help="Expert cache: lfu, lru, lfu:decay=0.97,admit=1, forecast:prefetch=1.")
+    ] = "lfu",
     cache_experts: Annotated[
         int | None,
         typer.Option("--cache-experts", help="Cached experts per device, all layers. Default: half of its experts."),

@@ -18,7 +18,11 @@ def command(
     ] = None,
     cache: Annotated[
         list[str] | None,
-        typer.Option("--cache", metavar="NAME[:KEY=VALUE,…]", help="lfu, lru, lfu:decay=0.97,admit=1, belady."),
+        typer.Option(
+            "--cache",
+            metavar="NAME[:KEY=VALUE,…]",
+            help="lfu, lru, lfu:decay=0.97,admit=1, forecast:prefetch=1, belady.",
+        ),
     ] = None,
     cache_experts: Annotated[
         list[int] | None,

@@ -51,7 +51,9 @@ def record(
             help="What decides meanwhile; recorded is what the router itself chooses in each step.",
         ),
     ] = "router",
-    cache: Annotated[str, typer.Option("--cache", help="Expert cache: lfu, lru, lfu:decay=0.97,admit=1.")] = "lfu",
+    cache: Annotated[
+        str, typer.Option("--cache", help="Expert cache: lfu, lru, lfu:decay=0.97,admit=1, forecast:prefetch=1.")
+    ] = "lfu",
     cache_experts: Annotated[
         int | None,
         typer.Option("--cache-experts", help="Cached experts per device, all layers. Default: half of its experts."),
