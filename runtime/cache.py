@@ -226,25 +226,31 @@ class CacheBook:
         self._put(key, slot)
         return Fetch(expert=expert, slot=slot, evicted=evicted)
 
-    def prefetch(self) -> Prefetch | None:
-        """After ``dispatch``: one exchange that brings an expert expected sooner for one expected later, or None.
+    def prefetch(self, most: int) -> list[Prefetch]:
+        """After ``dispatch``: up to ``most`` exchanges that bring an expert expected sooner for one expected later.
 
         Comes: the non-resident expert of shortest expected wait that was ever counted (ties: lowest layer, then id).
         Goes: as at a fetch. What was used or fetched in this layer-step stays, prefetched ones included.
         """
-        victims = _Victims(self, np.flatnonzero(self._last // self._size == self._moment))
-        slot = victims.lowest() if self._used == self.slots else None
+        if self._used < self.slots:
+            return []
+        # Waits stay as they are during a layer-step, and who went is expected later than whoever goes next: so the
+        # exchanges pair the two orders off.
         absent = np.flatnonzero((self._slot_of < 0) & (self._count > 0))
-        if slot is None or not len(absent):
-            return None
-        wait = self._wait(absent)
-        key = int(absent[wait.argmin()])
-        if not wait.min() < self._wait(self._key[[slot]])[0]:
-            return None
-        layer, expert = divmod(key, self._experts)
-        evicted = self._evict(slot)
-        self._put(key, slot)
-        return Prefetch(layer=layer, expert=expert, slot=slot, evicted=evicted)
+        coming_wait = self._wait(absent)
+        coming = np.argsort(coming_wait, kind="stable")[:most]
+        movable = np.flatnonzero(self._last // self._size < self._moment)
+        going_wait = self._wait(self._key[movable])
+        going = np.lexsort((self._last[movable], -going_wait))[: len(coming)]
+        coming = coming[: len(going)]
+        count = int(np.cumprod(coming_wait[coming] < going_wait[going]).sum())
+        exchanged = []
+        for key, slot in zip(absent[coming[:count]], movable[going[:count]], strict=True):
+            layer, expert = divmod(int(key), self._experts)
+            evicted = self._evict(int(slot))
+            self._put(int(key), int(slot))
+            exchanged.append(Prefetch(layer=layer, expert=expert, slot=int(slot), evicted=evicted))
+        return exchanged
 
     def _is_refused(self, key: int, victim: int) -> bool:
         """Whether a fetched expert is not worth the place of ``victim``."""

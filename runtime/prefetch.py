@@ -25,13 +25,14 @@ def prefetch_idle(
     level = f_of_loads(load_D, groups)
     found: list[tuple[Prefetch, ...]] = []
     for device, book in enumerate(books):
-        ahead: list[Prefetch] = []
-        while book.spec.prefetch:
-            load_D[device] += int(cost_D[device])
-            exchanged = book.prefetch() if f_of_loads(load_D, groups) <= level else None
-            if exchanged is None:
-                load_D[device] -= int(cost_D[device])
+        cost, room = int(cost_D[device]), 0
+        while book.spec.prefetch and room < book.slots:
+            load_D[device] += cost
+            if f_of_loads(load_D, groups) > level:
+                load_D[device] -= cost
                 break
-            ahead.append(exchanged)
-        found.append(tuple(ahead))
+            room += 1
+        ahead = tuple(book.prefetch(room)) if room else ()
+        load_D[device] -= cost * (room - len(ahead))
+        found.append(ahead)
     return tuple(found)

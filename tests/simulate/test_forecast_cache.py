@@ -95,10 +95,8 @@ def test_a_book_does_what_the_definition_says(spec: CacheSpec, slots: int, steps
             kept = demanded - pruned
             fetched = book.dispatch(layer, sorted(kept), sorted(demanded))
             assert [(f.expert, f.slot is not None, f.evicted) for f in fetched] == naive.dispatch(layer, demanded, kept)
-            for _ in range(exchanges):
-                found = book.prefetch()
-                expected = naive.exchange()
-                assert (found and ((found.layer, found.expert), found.evicted)) == expected
+            expected = [exchange for _ in range(exchanges) if (exchange := naive.exchange())]
+            assert [((each.layer, each.expert), each.evicted) for each in book.prefetch(exchanges)] == expected
             for at in range(LAYERS):
                 held = {(at, int(expert)) for expert in np.flatnonzero(book.resident(at))}
                 assert held == {expert for expert in naive.resident if expert[0] == at}
@@ -153,11 +151,10 @@ def test_an_idle_link_brings_what_is_due_next() -> None:
     assert book.slot_of(0, 0) == 0
     book.dispatch(1, [])
     # Layer 0 comes next, and its expert is there; after it has passed, layer 1's is due.
-    assert book.prefetch() is None
+    assert book.prefetch(3) == []
     book.start_step()
     book.dispatch(0, [])
-    exchanged = book.prefetch()
-    assert exchanged is not None
+    (exchanged,) = book.prefetch(3)
     assert ((exchanged.layer, exchanged.expert), exchanged.evicted) == ((1, 1), (0, 0))
 
 
