@@ -161,19 +161,18 @@ def figure_5(router: Replayed) -> None:
         )
 
 
-def figure_10(router: Replayed, caee: Replayed, numbers: Sequence[int]) -> None:
+def figure_10(router: Replayed, caee: Replayed) -> None:
     """Experts moved per device in some layers, mean over the steps, and in the step where the busiest moved most."""
-    print("| layer | router, mean per device | caee, mean per device | busiest: mean | busiest: highest |")
+    print("| MoE layer | router, mean per device | caee, mean per device | busiest: mean | busiest: highest |")
     print("| --- | --- | --- | --- | --- |")
-    for number in setting.FIGURE_10_LAYERS:
-        if number not in numbers:
-            print(f"| {number} | dense in this model | | | |")
+    for layer in setting.FIGURE_10_LAYERS:
+        if layer >= router.moved_SLD.shape[1]:
             continue
-        before_SD, after_SD = (each.moved_SLD[:, numbers.index(number)] for each in (router, caee))
+        before_SD, after_SD = (each.moved_SLD[:, layer] for each in (router, caee))
         means = [" ".join(f"{mean:.1f}" for mean in moved_SD.mean(axis=0)) for moved_SD in (before_SD, after_SD)]
         busiest = [moved_SD.max(axis=1) for moved_SD in (before_SD, after_SD)]
         print(
-            f"| {number} | {means[0]} | {means[1]} | {busiest[0].mean():.2f} → {busiest[1].mean():.2f} "
+            f"| {layer} | {means[0]} | {means[1]} | {busiest[0].mean():.2f} → {busiest[1].mean():.2f} "
             f"| {busiest[0].max()} → {busiest[1].max()} |"
         )
 
@@ -260,7 +259,7 @@ def report(name: str, source: TraceSource, *, as_paper: bool) -> None:
     print(f"\n## {name}: Figure 5, imbalance of transfers over {setting.DEVICES} devices\n")
     figure_5(at_batch[0])
     print(f"\n## {name}: Figure 10, missed experts by device (θ = {setting.FIGURE_10_THETA})\n")
-    figure_10(at_batch[0], at_batch[1 + setting.THETAS.index(setting.FIGURE_10_THETA)], source.meta.layer_numbers)
+    figure_10(at_batch[0], at_batch[1 + setting.THETAS.index(setting.FIGURE_10_THETA)])
     print(f"\n## {name}: Table II, offloading\n")
     if as_paper:
         table_2(results, machine.costs.seconds_per_expert[0])
