@@ -237,12 +237,15 @@ class CacheBook:
         # Waits stay as they are during a layer-step, and who went is expected later than whoever goes next: so the
         # exchanges pair the two orders off.
         absent = np.flatnonzero((self._slot_of < 0) & (self._count > 0))
-        coming_wait = self._wait(absent)
-        coming = np.argsort(coming_wait, kind="stable")[:most]
         movable = np.flatnonzero(self._last // self._size < self._moment)
-        going_wait = self._wait(self._key[movable])
+        coming_wait, going_wait = self._wait(absent), self._wait(self._key[movable])
+        # Only these can be part of an exchange, and few are left to be put in order.
+        sooner = coming_wait < going_wait.max(initial=0.0)
+        later = going_wait > coming_wait.min(initial=np.inf)
+        absent, coming_wait = absent[sooner], coming_wait[sooner]
+        movable, going_wait = movable[later], going_wait[later]
+        coming = np.argsort(coming_wait, kind="stable")[: min(most, len(movable))]
         going = np.lexsort((self._last[movable], -going_wait))[: len(coming)]
-        coming = coming[: len(going)]
         count = int(np.cumprod(coming_wait[coming] < going_wait[going]).sum())
         exchanged = []
         for key, slot in zip(absent[coming[:count]], movable[going[:count]], strict=True):
