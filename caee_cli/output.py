@@ -6,7 +6,9 @@ import contextlib
 import json
 import math
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from probes.text import printable
@@ -67,6 +69,23 @@ def progress() -> Iterator[Progress]:
         disable=not sys.stderr.isatty(),
     ) as bar:
         yield bar
+
+
+@contextlib.contextmanager
+def late_progress(description: str, *, after_seconds: float = 1.0) -> Iterator[Callable[[float], None]]:
+    """A bar that is told fractions, and that appears once the work has taken ``after_seconds``."""
+    with contextlib.ExitStack() as stack:
+        start, advance = time.monotonic(), None
+
+        def tell(fraction: float) -> None:
+            nonlocal advance
+            if advance is None and time.monotonic() - start >= after_seconds:
+                bar = stack.enter_context(progress())
+                advance = partial(bar.update, bar.add_task(description, total=1.0))
+            if advance is not None:
+                advance(completed=fraction)
+
+        yield tell
 
 
 def _console(*, stderr: bool) -> Console:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -30,6 +30,8 @@ MOST_CALIBRATIONS = 50
 
 # A file name that is no UTF-8 reaches us as lone surrogates, which no file can hold: their escapes are written.
 _LONE_SURROGATES = "backslashreplace"
+
+Progress = Callable[[float], None]
 
 
 class Format(StrEnum):
@@ -81,18 +83,23 @@ def parse_format(text: str) -> Format:
 
 
 def make_report(
-    store: Store, record_ids: Sequence[str], *, last: int | None = None, allow_unlike_hosts: bool = False
+    store: Store,
+    record_ids: Sequence[str],
+    *,
+    last: int | None = None,
+    allow_unlike_hosts: bool = False,
+    progress: Progress = lambda _: None,
 ) -> Report:
     """The report of the named runs or simulation, of the ``last`` newest runs, or of the newest run.
 
     Raises ``StoreError`` where a record cannot be had, ``UsageError`` for a wrong choice and ``InputError`` for runs
-    of unlike hosts.
+    of unlike hosts. ``progress`` is told the share that is done.
     """
     if len(record_ids) == 1 and last is None and (document := _simulation(store, record_ids[0])):
         simulation = simulation_info(document)
         return Report(page=simulation_content(simulation), simulation=simulation)
     records = _runs(store, record_ids, last)
-    infos = tuple(_info(store, record) for record in records)
+    infos = _infos(store, records, progress)
     if len(records) == 1:
         return Report(page=run_page(infos[0]), runs=infos)
     comparison = comparison_info(records, allow_unlike_hosts=allow_unlike_hosts)
@@ -141,14 +148,22 @@ def _runs(store: Store, run_ids: Sequence[str], last: int | None) -> tuple[RunRe
     return tuple(reversed(store.runs(last))) or (store.run(),)
 
 
-def _info(store: Store, run: RunRecord) -> RunInfo:
+def _infos(store: Store, runs: Sequence[RunRecord], progress: Progress) -> tuple[RunInfo, ...]:
     """A calibration or probe that has been deleted since is left out."""
-    calibrations = {entry.record_id: entry for entry in store.entries(RecordKind.CALIBRATION)}
+    kept = [entry.record_id for entry in store.entries(RecordKind.CALIBRATION)]
+    used = {run.calibration_id for run in runs}
+    calibrations = {
+        each: store.calibration(each) for at, each in enumerate(kept) if at < MOST_CALIBRATIONS or each in used
+    }
+    history = [calibrations[each] for each in kept[:MOST_CALIBRATIONS]]
     probes = {entry.record_id for entry in store.entries(RecordKind.PROBE)}
-    calibration = store.calibration(run.calibration_id) if run.calibration_id in calibrations else None
-    probe = store.probe(calibration.probe_id) if calibration and calibration.probe_id in probes else None
-    history = [store.calibration(record_id) for record_id in list(calibrations)[:MOST_CALIBRATIONS]]
-    return run_info(run, calibration, probe, history)
+    found = []
+    for run in runs:
+        calibration = calibrations.get(run.calibration_id or "")
+        probe = store.probe(calibration.probe_id) if calibration and calibration.probe_id in probes else None
+        found.append(run_info(run, calibration, probe, history))
+        progress(len(found) / (len(runs) + 1))
+    return tuple(found)
 
 
 def _default_name(report: Report, output_format: Format) -> str:

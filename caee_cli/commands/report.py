@@ -30,15 +30,15 @@ def command(
 
     Without -o the file is named after its runs. Nothing is overwritten without --force.
     """
-    from caee_cli.output import emit_json, note, show, warn
+    from caee_cli.output import emit_json, late_progress, note, show, warn
     from reports.report import make_report, parse_format, write_report
     from reports.terminal import page_summary
     from store.session import open_store
 
     chosen = parse_format(output_format)
-    with open_store(store) as kept:
-        report = make_report(kept, runs or [], last=last, allow_unlike_hosts=allow_unlike_hosts)
-    written = write_report(report, chosen, output, force=force)
+    with late_progress("reporting") as progress, open_store(store) as kept:
+        report = make_report(kept, runs or [], last=last, allow_unlike_hosts=allow_unlike_hosts, progress=progress)
+        written = write_report(report, chosen, output, force=force)
     for warning in report.page.warnings:
         warn(warning)
     if as_json:

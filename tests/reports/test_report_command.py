@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from unittest.mock import MagicMock
 
 import pytest
 
+from caee_cli import output
 from caee_cli.main import run_app
 from reports.info.run import run_info
 from reports.pages.run import run_page
-from reports.report import Format, Report, write_report
+from reports.report import Format, Report, make_report, write_report
 from store.session import open_store
 
 
@@ -152,6 +156,32 @@ def test_five_runs_in_every_format(build: ModuleType, kept: Path, output_format:
         text = written.read_text()
         assert "5 runs side by side" in text
         assert all(name in text for name in names)
+
+
+def test_progress_is_told_for_each_run(build: ModuleType, kept: Path) -> None:
+    told: list[float] = []
+    with open_store(str(kept / "caee.db")) as store:
+        make_report(store, [], last=2, progress=told.append)
+    assert told == pytest.approx([1 / 3, 2 / 3])
+
+
+def test_a_bar_appears_only_once_the_work_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    bars: list[MagicMock] = []
+
+    @contextlib.contextmanager
+    def counted() -> Iterator[MagicMock]:
+        bars.append(MagicMock())
+        yield bars[-1]
+
+    monkeypatch.setattr(output, "progress", counted)
+    with output.late_progress("work", after_seconds=1e9) as tell:
+        tell(0.5)
+    assert bars == []
+    with output.late_progress("work", after_seconds=0.0) as tell:
+        tell(0.25)
+        tell(0.75)
+    (bar,) = bars
+    assert [call.kwargs["completed"] for call in bar.update.call_args_list] == [0.25, 0.75]
 
 
 def test_unlike_hosts_are_compared_only_if_asked(
