@@ -25,6 +25,8 @@ _BYTES_PER_SAMPLE = 1 << 18
 # One int64 of every 64 is changed before a copy, so that no 512 bytes can arrive by having been there before.
 _STAMP_STRIDE = 64
 _SMALLEST_POOL_BYTES = 1 << 20
+# What a longer rest gives is spent before a link is sampled at all.
+_LONGEST_REST_SECONDS = 0.05
 # Large enough to reach the host link's full rate, small enough for both halves of the way to overlap.
 _STAGE_BYTES = 4 << 20
 
@@ -201,16 +203,19 @@ class DiskTransfer:
         self._buffer = aligned_buffer(length // 4)
         self._length = length
         self._random = random.Random(seed * 1000 + part)
+        self._rested_since = time.perf_counter()
         self.max_bytes = self._buffer.numel()
         self.notes = notes
         self._waiting = WaitingTime()
 
     def timed(self, size_bytes: int) -> Timing:
+        self._spend_credit(size_bytes)
         offset = self._next_offset(size_bytes)
         waited = self._waiting.seconds()
         start = time.perf_counter()
         part = self._file.read_into(offset, size_bytes, self._buffer)
-        seconds = time.perf_counter() - start
+        self._rested_since = time.perf_counter()
+        seconds = self._rested_since - start
         waited = self._waiting.seconds() - waited
         if not self._content.matches(offset, part.numpy()):
             raise BrokenTransferError(f"bytes {offset} to {offset + size_bytes} were read back wrong")
@@ -218,6 +223,14 @@ class DiskTransfer:
 
     def load(self, size_bytes: int) -> None:
         self._file.read_into(self._next_offset(size_bytes), size_bytes, self._buffer)
+        self._rested_since = time.perf_counter()
+
+    def _spend_credit(self, size_bytes: int) -> None:
+        """Read for as long as the disk rested: one that is throttled by credit gained some meanwhile."""
+        now = time.perf_counter()
+        until = now + min(now - self._rested_since, _LONGEST_REST_SECONDS)
+        while time.perf_counter() < until:
+            self.load(size_bytes)
 
     def _next_offset(self, size_bytes: int) -> int:
         places = (self._length - size_bytes) // ALIGNMENT
