@@ -41,7 +41,7 @@ def summarise(
     real = tl.load(mask + row) != 0
     experts_N = tl.arange(0, N_PAD)
     slots_K = tl.arange(0, K_PAD)
-    read_N = real & (experts_N < N)
+    read_N = experts_N < tl.where(real, N, 0)
 
     scores_N = widened(tl.load(scores + row * scores_stride + experts_N, mask=read_N, other=0.0))
     ranks_N = widened(tl.load(ranks + row * ranks_stride + experts_N, mask=read_N, other=0.0))
@@ -56,7 +56,7 @@ def summarise(
             own_K = tl.where((slots_K == slot) & (best != NO_EXPERT), best, own_K)
             left_N = left_N & (experts_N != best)
     else:
-        choice_K = tl.load(choice + row * choice_stride + slots_K, mask=real & (slots_K < K), other=-1)
+        choice_K = tl.load(choice + row * choice_stride + slots_K, mask=slots_K < tl.where(real, K, 0), other=-1)
         faults += tl.sum(((choice_K < -1) | (choice_K >= N)).to(tl.int32), axis=0)
         own_K = tl.where((choice_K >= 0) & (choice_K < N), choice_K, -1).to(tl.int32)
 

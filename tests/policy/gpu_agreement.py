@@ -20,7 +20,7 @@ import torch
 
 from runtime.kernels.decision import DeviceDecision
 from runtime.policy.case import read_inputs
-from runtime.policy.inputs import make_machine, make_tokens
+from runtime.policy.inputs import make_groups, make_machine, make_tokens
 from runtime.policy.make import make_policy
 from runtime.policy.spec import parse_policy, policy_from_mapping
 from runtime.policy.types import Machine, PolicySpec, Tokens
@@ -220,6 +220,30 @@ def edge_case(rng: np.random.Generator, edge: str) -> tuple[Tokens, Machine]:
     )
 
 
+def ties(count: int, seed: int) -> int:
+    """Sums that equal a threshold, levels of equal value, and experts on several devices that want one shared link."""
+    rng = np.random.default_rng(seed)
+    equal = make_tokens(scores_TN=np.full((2, 8), 0.25), topk_ids_TK=[[0, 1, 2, 3], [6, 3, 2, 5]], num_experts=8)
+    one_device = make_machine(placement=[0] * 8, cost_seconds=[1e-3] * 8, resident=[False] * 8)
+    for text in (
+        "importance:rule=score,theta=0.5",
+        f"importance:rule=cir,theta={(2**29 + 4) / 2**30!r}",
+        "budget:price=4",
+        "budget:price=2",
+    ):
+        assert_alike(parse_policy(text), equal, one_device)
+    for _ in range(count):
+        tokens, machine = edge_case(rng, "unequal costs")
+        ids = np.argsort(-tokens.scores_TN, axis=1)[:, :3]
+        tokens = dataclasses.replace(
+            tokens, topk_ids_TK=ids, gates_TK=np.take_along_axis(tokens.scores_TN, ids, axis=1)
+        )
+        groups = make_groups([([0, 1, 2, 3], 0.4)], 4)
+        machine = dataclasses.replace(machine, resident_NR=None, groups=groups)
+        assert_alike(parse_policy("caee:rule=score,theta=0.8"), tokens, machine)
+    return 4 + count
+
+
 def largest_layers(count: int, seed: int) -> int:
     """Layers at the limits of the kernels, all but their number of tokens."""
     rng = np.random.default_rng(seed)
@@ -313,6 +337,7 @@ def replayed_graphs(count: int, seed: int) -> int:
 RUNS = {
     "random": random_cases,
     "edges": edge_cases,
+    "ties": ties,
     "largest": largest_layers,
     "narrow": narrow_scores,
     "again": one_object_for_all_layers,

@@ -60,7 +60,8 @@ def test_interpreted_on_random_cases(interpreted: Agree, seed: int) -> None:
 
 
 def test_interpreted_on_edge_cases(interpreted: Agree) -> None:
-    assert interpreted("edges:3:1", "largest:3:1").splitlines() == ["51 edges cases agree", "3 largest cases agree"]
+    lines = interpreted("edges:3:1", "ties:20:1", "largest:3:1").splitlines()
+    assert lines == ["51 edges cases agree", "24 ties cases agree", "3 largest cases agree"]
 
 
 def test_interpreted_on_faults_narrow_scores_and_used_buffers(interpreted: Agree) -> None:
@@ -70,7 +71,9 @@ def test_interpreted_on_faults_narrow_scores_and_used_buffers(interpreted: Agree
 
 # Every shape and policy is compiled once, so there are many cases of few shapes.
 @pytest.mark.gpu
-@pytest.mark.parametrize("run", ["edges:45:1", "largest:3:1", "faults:3:1", "narrow:2:1", "again:20:1", "graphs:20:1"])
+@pytest.mark.parametrize(
+    "run", ["edges:45:1", "ties:100:1", "largest:3:1", "faults:3:1", "narrow:2:1", "again:20:1", "graphs:20:1"]
+)
 def test_on_a_gpu(on_gpu: Agree, run: str) -> None:
     assert on_gpu(run).endswith(f"{run.partition(':')[0]} cases agree\n")
 
