@@ -26,7 +26,7 @@ MAX_EXPERTS = 512
 MAX_TOP_K = 16
 MAX_DEVICES = 64
 MAX_LINKS = 128
-MAX_TOKENS = 512
+MAX_TOKENS = 1 << 14  # of one rank; all ranks together: fewer than 2¹⁷, so that importance fits its 47 bits
 POLICIES = ("router", "importance", "caee", "budget")
 
 _MODES = {"router": KEEP_ALL, "importance": KEEP_MANDATORY, "caee": EXPAND}

@@ -155,7 +155,7 @@ def test_refuses_a_policy_without_a_kernel(text: str, words: str) -> None:
         ({"devices": 65, "experts": 130}, "number of devices: 65"),
         ({"top_k": 17}, "top_k: 17"),
         ({"top_k": 3, "experts": 2, "devices": 1}, "top_k: 3 is not between 1 and 2"),
-        ({"max_tokens": 513}, "max_tokens: 513"),
+        ({"max_tokens": 16385}, "max_tokens: 16385"),
         ({"groups": [([0], 0.5)] * 125}, "devices and link groups: 129"),
     ],
 )
