@@ -146,7 +146,8 @@ def _times(run: RunRecord) -> str:
     def phase(name: str, before: float, after: float, gain: Ratio) -> str:
         noise = ", outside the noise" if gain.outside_noise else ", inside the noise"
         return (
-            f"{name} goes from {format_seconds(before)} to {format_seconds(after)}, {change_with_interval(gain)}{noise}"
+            f"{name} goes from {format_seconds(before)} to {format_seconds(after)}, pair by pair "
+            f"{change_with_interval(gain)}{noise}"
         )
 
     baseline, policy = run.baseline, run.with_policy
