@@ -9,6 +9,8 @@ import numpy as np
 from probes.errors import TraceError
 from runtime.trace.records import Bools, Int32s, Int64s, Phase, RoutingTrace, TokenKind, TraceSource
 
+NO_STEPS = np.zeros(0, np.int64)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceIndex:
@@ -42,7 +44,7 @@ def index_of(source: TraceSource) -> TraceIndex:
     return TraceIndex(
         tokens=counts.tokens,
         decode_tokens_S=counts.decode_tokens,
-        steps=len(counts.steps),
+        steps=len(np.unique(np.concatenate([*counts.steps, NO_STEPS]))),
         steps_in_order=counts.in_order,
         unknown_phase=counts.unknown_phase,
         without_step=counts.without_step,
@@ -68,7 +70,7 @@ class _Counts:
     in_order: bool = True
     decode_tokens: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))
     last_position: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))
-    steps: Int64s = field(default_factory=lambda: np.zeros(0, np.int64))
+    steps: list[Int64s] = field(default_factory=list)
 
     def add(self, chunk: RoutingTrace) -> None:
         real_T = chunk.token_kind_T == TokenKind.REAL
@@ -84,9 +86,9 @@ class _Counts:
         self.without_step += len(steps) - len(known)
         if not len(known):
             return
-        if (np.diff(known) < 0).any() or (len(self.steps) and known[0] < self.steps[-1]):
+        if (np.diff(known) < 0).any() or (self.steps and known[0] < self.steps[-1][-1]):
             self.in_order = False
-        self.steps = np.union1d(self.steps, known)
+        self.steps.append(np.unique(known))
 
     def _add_decode(self, chunk: RoutingTrace, sequence: Int32s, position: Int32s) -> None:
         grown = len(chunk.sequence_names) - len(self.decode_tokens)
