@@ -8,14 +8,20 @@ SOURCES := $(shell find $(PACKAGES) -type f -not -name '*.pyc' -not -path '*/__p
 DEMO_STORE ?= build/demo.db
 DEMO_REPORT ?= build/demo-report.html
 
-.PHONY: demo test lint types contracts unit bench dev browser clean
+.PHONY: demo test lint types contracts unit bench dev browser reference clean
 
 # Dependencies, pinned to what was tested; remade when they change.
-$(BIN)/.dependencies: pyproject.toml constraints.txt
+$(BIN)/.dependencies: pyproject.toml constraints.txt tools/requirements.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/python tools/requirements.py pyproject.toml --extra test --extra dev > $(VENV)/requirements.txt
+	$(BIN)/python tools/requirements.py pyproject.toml > $(VENV)/requirements.txt
 	$(BIN)/pip install --quiet -c constraints.txt -r $(VENV)/requirements.txt
+	touch $@
+
+# What the tests need beside them; Triton for the GPU kernels, which are interpreted and compiled ahead without a GPU.
+$(BIN)/.tools: $(BIN)/.dependencies
+	$(BIN)/python tools/requirements.py pyproject.toml --extra test --extra dev --extra triton > $(VENV)/tools.txt
+	$(BIN)/pip install --quiet -c constraints.txt -r $(VENV)/tools.txt
 	touch $@
 
 # The built wheel, installed as a user would: everything below runs against it, not against the source folder.
@@ -34,17 +40,17 @@ demo: $(BIN)/.wheel
 
 test: lint types contracts unit
 
-lint: $(BIN)/.dependencies
+lint: $(BIN)/.tools
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(BIN)/.dependencies
+types: $(BIN)/.tools
 	$(BIN)/mypy
 
-contracts: $(BIN)/.dependencies
+contracts: $(BIN)/.tools
 	$(BIN)/lint-imports
 
-unit: $(BIN)/.wheel browser
+unit: $(BIN)/.wheel $(BIN)/.tools browser
 	CAEE_TEST_WHEEL=1 $(BIN)/pytest -n 2 --dist loadgroup
 
 # Chromium for the report's tests; they are skipped, with the reason, where it cannot be had.
@@ -53,7 +59,7 @@ browser:
 	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get -qq update >/dev/null && apt-get -qq install -y chromium >/dev/null; } \
 	  || echo "no Chromium here: the report's browser tests will be skipped"
 
-bench: $(BIN)/.wheel
+bench: $(BIN)/.wheel $(BIN)/.tools
 	$(BIN)/python benchmarks/run.py
 
 # For working on the project: an editable installation beside the wheel's.
@@ -61,6 +67,10 @@ dev:
 	$(PYTHON) -m venv .venv-dev
 	.venv-dev/bin/pip install --quiet --upgrade pip
 	.venv-dev/bin/pip install --quiet -c constraints.txt -e '.[test,dev]'
+
+# The generated command reference; a test fails where it is out of date.
+reference: $(BIN)/.wheel
+	$(BIN)/python tools/command_reference.py
 
 clean:
 	rm -rf $(VENV) .venv-dev dist build

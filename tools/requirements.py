@@ -1,4 +1,4 @@
-"""Print the requirements of a ``pyproject.toml``: its dependencies, its build system and the extras asked for.
+"""Print the requirements of a ``pyproject.toml``: what building it needs, its dependencies, the extras asked for.
 
 They are installed apart from the wheel, so that a change of the code reinstalls the wheel alone.
 """
@@ -16,7 +16,7 @@ def main() -> None:
     parser.add_argument("--extra", action="append", default=[])
     arguments = parser.parse_args()
     document = tomllib.loads(arguments.pyproject.read_text())
-    requirements = [*document["build-system"]["requires"], *document["project"]["dependencies"]]
+    requirements = ["build", *document["build-system"]["requires"], *document["project"]["dependencies"]]
     for extra in arguments.extra:
         requirements += document["project"]["optional-dependencies"][extra]
     print("\n".join(requirements))
