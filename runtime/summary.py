@@ -218,7 +218,10 @@ def _warnings(options: RunOptions, report: RankReport) -> tuple[str, ...]:
     pairs = len(report.baseline[0])
     used = min(pairs, len(options.prompts) // report.batch_size) * report.batch_size
     if used < len(options.prompts):
-        found.append(f"{pairs} pairs of {report.batch_size} prompts used the first {used} of {len(options.prompts)}")
+        found.append(
+            f"only the first {used} of {len(options.prompts)} prompts were used: {pairs} pairs, {report.batch_size} "
+            "prompts each"
+        )
     fallbacks = sum(layer.fell_back for record in report.treated[0] for step in record.steps for layer in step.layers)
     if fallbacks:
         found.append(f"{fallbacks} layer-steps had scores that are not numbers and fell back to the router's choice")

@@ -102,7 +102,7 @@ class RankSession:
             replace(device, index=rank) for rank, device in enumerate(ranks.gather(own))
         )
         self.device = torch.device("cpu") if own.kind == "cpu" else torch.device(own.kind, own.index)
-        if self.device.type == "cpu":
+        if self.device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks.world))
         self.dtype = resolve_dtype(options.dtype, read_config(options.model), self.device)
         skeleton = build_skeleton(options.model, dtype=self.dtype)
@@ -132,10 +132,12 @@ class RankSession:
 
     def close(self) -> None:
         self.transfers.close()
+        gc.unfreeze()
 
     def run(self) -> RankReport:
         batches = self._batches()
         held_out = self._held_out()
+        gc.freeze()  # a collection before each pass need not go through all that was loaded and imported
         if not self.options.offloading:
             self.execution.fill_caches()
         warm = self.run_pass(batches[0], self.router)
