@@ -52,6 +52,7 @@ def steps(arguments: argparse.Namespace) -> list[Step]:
     """What is run, in order. On a CPU as little as shows that each step works."""
     tests = str(HERE.parent / "tests") if arguments.tests is None else arguments.tests
     caee = str(Path(sys.executable).with_name("caee"))
+    pytest = str(Path(sys.executable).with_name("pytest"))
     devices = ["--devices", "cpu:1" if arguments.cpu else "cuda:1"]
     timing = [sys.executable, str(HERE / "gpu_decision.py"), "--json", *(["--cpu"] if arguments.cpu else [])]
     model = [arguments.model] if arguments.model else []
@@ -61,7 +62,8 @@ def steps(arguments: argparse.Namespace) -> list[Step]:
     return [
         Step(
             name="GPU tests",
-            command=[sys.executable, "-m", "pytest", "-q", "-m", "gpu", "-n", "1" if arguments.cpu else "4", tests],
+            # The script, not the module: that would put the source folder before the installed packages.
+            command=[pytest, "-q", "-m", "gpu", "-n", "1" if arguments.cpu else "4", tests],
             seconds=150,
             words=last_line,
         ),
