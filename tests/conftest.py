@@ -22,7 +22,7 @@ SHARED_DATA = ROOT.parent / "shared" / "data"
 
 def pytest_sessionstart(session: pytest.Session) -> None:
     """With CAEE_TEST_WHEEL=1 the packages must come from the installed wheel, not from the source folder."""
-    # Whoever starts the tests in the background hands down an ignored SIGINT, which every process under test would keep.
+    # Whoever starts the tests in the background hands down an ignored SIGINT, which processes under test would keep.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if os.environ.get("CAEE_TEST_WHEEL") != "1":
         return
