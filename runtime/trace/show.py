@@ -174,9 +174,8 @@ def _routing_warnings(tally: Tally) -> list[str]:
         "full scores were not recorded: a simulation cannot re-route, and prunes without compensation": (
             not meta.scores_recorded
         ),
-        f"{tally.phases[Phase.UNKNOWN]} real tokens have no phase: batches of decode tokens leave them out": (
-            tally.phases[Phase.UNKNOWN] > 0
-        ),
+        f"{tally.phases[Phase.UNKNOWN]} real tokens do not say whether they are prefill or decode: a simulation counts "
+        "them as decode": tally.phases[Phase.UNKNOWN] > 0,
         "steps were not recorded: batches have to be made up (--batch-size B)": real > 0 and not tally.steps,
         f"{tally.without_position} real tokens have no position": tally.without_position > 0,
         f"{tally.empty_slots} slots are empty (id −1)": tally.empty_slots > 0,

@@ -14,6 +14,7 @@ import pytest
 
 from caee_cli.main import run_app
 from probes.errors import UsageError
+from runtime.simulate.index import is_decode
 from runtime.trace.chunking import cut, rechunk
 from runtime.trace.importers.detect import detect_and_open
 from runtime.trace.reader import read_trace
@@ -131,6 +132,19 @@ def test_warnings_name_the_dirt(make_trace: Any) -> None:
     assert any(warning.startswith("1 tokens do not come after") for warning in warnings)
     assert any(warning.startswith("600 tokens have weights that do not sum to 1") for warning in warnings)
     assert any("steps were not recorded" in warning for warning in warnings)
+
+
+def test_tokens_without_a_phase_are_said_to_count_as_the_simulator_counts_them(make_trace: Any) -> None:
+    trace = make_trace(tokens=30)
+    phase = trace.token_phase_T.copy()
+    phase[:7] = Phase.UNKNOWN
+    unsure = dataclasses.replace(trace, token_phase_T=phase)
+    assert any(
+        warning.startswith("7 real tokens do not say whether") and "as decode" in warning
+        for warning in show(unsure)["warnings"]
+    )
+    assert is_decode(unsure)[:7].all()
+    assert not [warning for warning in show(trace)["warnings"] if "do not say whether" in warning]
 
 
 def test_edges(make_trace: Any) -> None:
