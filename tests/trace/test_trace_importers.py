@@ -58,6 +58,7 @@ def test_topk_jsonl(tmp_path: Path) -> None:
     assert trace.ids_TLK.tolist() == [[[0, 1], [2, 3]], [[3, 300], [0, -1]]]
     np.testing.assert_array_equal(trace.gates_TLK[1, 0], np.array([0.1, 0.9], np.float32))
     assert imported(path, num_experts=500)[1] == ()
+    assert imported(path, phase=Phase.PREFILL)[0].token_phase_T.tolist() == [Phase.PREFILL, Phase.PREFILL]
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])

@@ -55,10 +55,12 @@ def _open(head: Head, options: ImportOptions) -> ImportedTrace:
         normalised=weights_sum_to_one(gates) if with_gates else None,
         gates_recorded=with_gates,
     )
-    return ImportedTrace(meta, lambda reading: _decode(head.path, meta, reading), notes=notes)
+    # The published files hold decode tokens and do not say so; a user knows better of other files.
+    phase = Phase.DECODE if options.phase is Phase.UNKNOWN else options.phase
+    return ImportedTrace(meta, lambda reading: _chunks(head.path, meta, phase, reading), notes=notes)
 
 
-def _decode(path: Path, meta: TraceMeta, reading: Reading) -> Iterator[RoutingTrace]:
+def _chunks(path: Path, meta: TraceMeta, phase: Phase, reading: Reading) -> Iterator[RoutingTrace]:
     sequences = SequenceTable()
     last_position: dict[str, int] = {}
     shape = (meta.moe_layers, meta.top_k)
@@ -70,7 +72,7 @@ def _decode(path: Path, meta: TraceMeta, reading: Reading) -> Iterator[RoutingTr
             number = np.array([sequences.number(str(row["seq"])) for _, row in batch], dtype=np.int32)
             position = [row["pos"] for _, row in batch]
             reading.fraction = source.fraction_read
-            yield new_chunk(meta, sequences.names, number, ids, gates, position=position, phase=Phase.DECODE)
+            yield new_chunk(meta, sequences.names, number, ids, gates, position=position, phase=phase)
 
 
 def _rows(source: SourceFile) -> Iterator[tuple[int, dict[str, Any]]]:
