@@ -105,7 +105,7 @@ def _failed(error: BaseException) -> int:
         return error.exit_code
     if isinstance(error, _ParserError):
         return _usage_failed(error)
-    if isinstance(error, (KeyboardInterrupt, typer.Abort)):
+    if _is_interrupt(error):
         complain("interrupted")
         return 130
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
@@ -114,6 +114,15 @@ def _failed(error: BaseException) -> int:
         return 1
     complain(f"unexpected {type(error).__name__}: {error}", "set CAEE_DEBUG=1 for the traceback, and report it")
     return 1
+
+
+def _is_interrupt(error: BaseException | None) -> bool:
+    """Whether Ctrl-C is behind ``error``: Python and libraries wrap it where it falls into an import."""
+    while error is not None:
+        if isinstance(error, (KeyboardInterrupt, typer.Abort)):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def _usage_failed(error: Any) -> int:

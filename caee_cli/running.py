@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import pickle
+import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -52,12 +53,13 @@ class RunRequest:
 
 def execute(request: RunRequest) -> tuple[RunRecord | None, str]:
     """Run, store, and return the record and where it is stored; None on the ranks that torchrun started beside 0."""
-    from caee_cli.calibrations import calibration_for
-    from probes.fingerprint import take_fingerprint
-    from runtime.launch import launch, started_by_torchrun
-    from runtime.summary import run_record
-    from runtime.worker import run_rank
-    from store.session import open_store
+    with ended_by_interrupts():
+        from caee_cli.calibrations import calibration_for
+        from probes.fingerprint import take_fingerprint
+        from runtime.launch import launch, started_by_torchrun
+        from runtime.summary import run_record
+        from runtime.worker import run_rank
+        from store.session import open_store
 
     joined = started_by_torchrun()
     # The store is opened before the work: a run that cannot be kept should not take its time first.
@@ -84,6 +86,27 @@ def execute(request: RunRequest) -> tuple[RunRecord | None, str]:
             except KeyboardInterrupt as error:
                 raise _interrupted(options, keep) from error
         return keep(report), store.location
+
+
+@contextlib.contextmanager
+def ended_by_interrupts() -> Iterator[None]:
+    """Within the block Ctrl-C ends the process at once: large libraries swallow it while they are imported, and are
+    left half-imported."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGINT, _end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def _end(number: int, frame: object) -> None:
+    from caee_cli.output import complain
+
+    complain("interrupted")
+    os._exit(Interrupted.exit_code)
 
 
 def _interrupted(options: RunOptions, keep: Callable[[RankReport], RunRecord]) -> Interrupted:

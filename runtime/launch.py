@@ -1,20 +1,26 @@
 """Starting one process per device through torch's elastic launcher, and making one clear error of what goes wrong.
 
-Under ``torchrun`` (one host or several) the processes exist already and run the same program; nothing is started then.
+The ranks are forks of a server that has imported everything once: importing takes longer than a short run. Under
+``torchrun`` (one host or several) the processes exist already and run the same program; nothing is started then.
 """
 
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import os
 import signal
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing import forkserver
 from typing import Any
 
 from probes.errors import CaeeError, RunError
 from runtime.parallel import PeerLost
+
+PRELOADED = ("transformers.modeling_utils", "transformers.conversion_mapping", "runtime.policy.fast")
+"""What every rank needs beside its program; importing it starts no thread and touches no device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +48,7 @@ def launch(program: Callable[[Any], Any], argument: Any, *, processes: int) -> A
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    _silence_launcher()
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,
@@ -53,19 +58,58 @@ def launch(program: Callable[[Any], Any], argument: Any, *, processes: int) -> A
         rdzv_endpoint="localhost:0",
         max_restarts=0,
         monitor_interval=0.1,
-        start_method="spawn",
+        start_method="forkserver",
     )
     try:
+        _start_server(program)
         outcomes = elastic_launch(config, _guarded)(program, argument)
     except ChildFailedError as error:
         raise _died(error) from error
     except (SignalException, KeyboardInterrupt) as error:
+        _end_server()
         raise KeyboardInterrupt from error
     return _first_value([outcomes[rank] for rank in sorted(outcomes)])
 
 
+def _silence_launcher() -> None:
+    """What the launcher logs about ends of ranks, we say ourselves."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    for name in logging.root.manager.loggerDict:
+        if name.startswith("torch.distributed.elastic"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+
+
+def _start_server(program: Callable[[Any], Any]) -> None:
+    """Start the process that imports everything once and that all ranks are forks of, and wait until it is ready.
+
+    Ctrl-C reaches every process of the group. They ignore it, so that none ends with a traceback while it imports; the
+    ranks stop ignoring it when they can end quietly.
+    """
+    multiprocessing.set_forkserver_preload([program.__module__, *PRELOADED])
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    first = multiprocessing.get_context("forkserver").Process(target=_do_nothing)
+    first.start()
+    first.join()
+
+
+def _end_server() -> None:
+    """It would otherwise finish importing, with the terminal in its hands."""
+    server = getattr(forkserver, "_forkserver", None)  # Python has no public way to end it
+    process_id = getattr(server, "_forkserver_pid", None)
+    if process_id is not None:
+        os.kill(process_id, signal.SIGKILL)
+
+
+def _do_nothing() -> None:
+    """What the server's first fork does."""
+
+
 def _guarded(program: Callable[[Any], Any], argument: Any) -> Outcome:
-    # Ctrl-C reaches every process of the group: the ranks end at once and leave the message to their parent.
+    # From here on Ctrl-C ends a rank at once, which leaves the message to its parent.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         return Outcome(value=program(argument))
