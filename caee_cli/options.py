@@ -19,7 +19,9 @@ StoreOption = Annotated[
         help="Where results are kept: an SQLite file or an SQLAlchemy URL. Default: the user's data folder.",
     ),
 ]
-SeedOption = Annotated[int, typer.Option("--seed", help="Same seed, same inputs, same decisions.")]
+SeedOption = Annotated[
+    int, typer.Option("--seed", min=0, max=2**32 - 1, help="Same seed, same inputs, same decisions.")
+]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace an output file that exists.")]
 OutputOption = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Where to write.")]
 

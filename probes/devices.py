@@ -11,6 +11,7 @@ from probes.limits import cpus_allowed, memory_limit_bytes
 from probes.records import Device
 
 MAX_DEFAULT_CPU_DEVICES = 4
+MAX_CPU_DEVICES = 64
 _HOW = "write for example cpu:4, cuda, cuda:2 (the first two) or cuda:0,3 (these)"
 
 
@@ -42,6 +43,8 @@ def devices_text(devices: Sequence[Device]) -> str:
 def _cpu_ranks(count: int) -> tuple[Device, ...]:
     if count < 1:
         raise UsageError("at least one device is needed", hint=_HOW)
+    if count > MAX_CPU_DEVICES:
+        raise UsageError(f"{count} ranks on the CPU are too many", hint=f"use at most {MAX_CPU_DEVICES}")
     name = cpu_name() or "CPU"
     memory = memory_limit_bytes() // count
     return tuple(Device(index=index, kind="cpu", name=name, uuid=None, memory_bytes=memory) for index in range(count))

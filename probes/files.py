@@ -18,6 +18,8 @@ def written_whole(path: Path, *, force: bool = False) -> Iterator[IO[bytes]]:
 
     An existing file is refused unless ``force``. Raises ``UsageError`` and ``InputError``.
     """
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder", hint="give the name of a file")
     if path.exists() and not force:
         raise UsageError(f"{path} exists already", hint="choose another name, or add --force to replace it")
     try:

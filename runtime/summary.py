@@ -31,6 +31,7 @@ from store.records import (
 )
 
 SAMPLE_TEXTS = 4
+FEWEST_PAIRS = 3
 
 
 def run_record(options: RunOptions, report: RankReport, fingerprint: Fingerprint, model_name: str) -> RunRecord:
@@ -98,6 +99,7 @@ def _pass_statistics(
         rerouted_slots=sum(layer.rerouted_slots for step in steps for layer in step.layers),
         step_times=_step_times(by_rank),
         output_digest=_digest(passes),
+        dispatches=int(dispatched.sum()),
         predicted_tpot_seconds=None if costs is None else predicted_tpot(costs, misses, dispatched),
     )
 
@@ -211,6 +213,10 @@ def _workload(options: RunOptions, report: RankReport, pairs: int) -> Workload:
 
 def _warnings(options: RunOptions, report: RankReport) -> tuple[str, ...]:
     found = list(options.notes)
+    if len(report.baseline[0]) < FEWEST_PAIRS:
+        found.append(f"fewer than {FEWEST_PAIRS} pairs: the intervals of the gain say little")
+    if options.cache_experts is not None and options.cache_experts > report.experts_per_device:
+        found.append(f"--cache-experts {options.cache_experts}: a device holds {report.experts_per_device}, all cached")
     if report.read_reason is not None and options.tier == "disk":
         found.append(f"reads were not direct ({report.read_reason}): the page cache may hide the cost of fetches")
     if report.batch_size < options.batch_size:

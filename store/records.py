@@ -21,14 +21,19 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """with policy ÷ baseline, paired: below 1 is faster. ``outside_noise``: the interval does not contain 1."""
+    """with policy ÷ baseline, paired: below 1 is faster.
+
+    ``outside_noise``: the interval does not contain 1. An interval of no width is that of a single pair, or of pairs
+    that cannot differ: it shows nothing.
+    """
 
     ratio: float
     ci95: tuple[float, float]
 
     @property
     def outside_noise(self) -> bool:
-        return not self.ci95[0] <= 1.0 <= self.ci95[1]
+        low, high = self.ci95
+        return low < high and not low <= 1.0 <= high
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +53,8 @@ class PassStatistics:
     """One kind of pass (baseline, or with the policy) over all interleaved pairs.
 
     ``max_device_misses_per_step``: mean over decode steps of Σ_layers max_d fetches. ``removed_importance``: per real
-    token and layer. ``tokens``: how many tokens one pass generated.
+    token and layer. ``tokens``: how many tokens one pass generated. ``output_digest``: of all generated token ids.
+    ``dispatches``: experts run, over layers, decode steps and devices.
     """
 
     ttft_seconds: Estimate
@@ -63,6 +69,7 @@ class PassStatistics:
     step_times: StepTimes
     predicted_tpot_seconds: float | None
     output_digest: str = ""
+    dispatches: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -43,7 +43,8 @@ def command(
 
     if sum((probe is not None, file is not None, check)) > 1:
         raise UsageError("--probe, --import and --check exclude each other", hint="`caee calibrate --help`")
-    with open_store(store) as kept:
+    # Only an import starts a store: everything else works on what is kept already.
+    with open_store(store, create=file is not None) as kept:
         if check:
             report = check_stored(kept, disk_path, seed)
             emit_json(drift_document(report)) if json else show(*drift_tables(report))
@@ -52,4 +53,5 @@ def command(
             return
         calibration = fit_and_store(kept, probe, file, seed)
     emit_json(calibration_document(calibration)) if json else show(*calibration_tables(calibration))
-    note(f"Stored calibration {calibration.calibration_id} in {kept.location}; next: caee run")
+    use = "caee run" if file is None else f"caee simulate TRACE --machine {calibration.calibration_id}"
+    note(f"Stored calibration {calibration.calibration_id} in {kept.location}; next: {use}")

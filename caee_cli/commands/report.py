@@ -36,7 +36,7 @@ def command(
     from store.session import open_store
 
     chosen = parse_format(output_format)
-    with late_progress("reporting") as progress, open_store(store) as kept:
+    with late_progress("reporting") as progress, open_store(store, create=False) as kept:
         report = make_report(kept, runs or [], last=last, allow_unlike_hosts=allow_unlike_hosts, progress=progress)
         written = write_report(report, chosen, output, force=force)
     for warning in report.page.warnings:

@@ -48,7 +48,7 @@ class RooflineSample:
 class RooflineInfo:
     """``memory`` is the roof of resident experts, ``fetch`` that of experts that are fetched; None where unknown.
 
-    ``step_tokens``: the most tokens that one expert can have in a decode step of this run.
+    ``step_tokens``: how many tokens an expert has in a decode step, on average and at least one.
     """
 
     device: str
@@ -86,7 +86,7 @@ def roofline_info(run: RunRecord) -> RooflineInfo | None:
         peak_flops_per_s=peak,
         memory=Roof(bytes_per_s=memory, peak_flops_per_s=peak) if memory else None,
         fetch=Roof(bytes_per_s=expert_bytes / fetch_seconds, peak_flops_per_s=peak) if fetch_seconds else None,
-        step_tokens=run.workload.batch_size,
+        step_tokens=_tokens_per_expert(run),
         samples=tuple(
             RooflineSample(
                 tokens=point.tokens,
@@ -102,6 +102,14 @@ def roofline_info(run: RunRecord) -> RooflineInfo | None:
     )
 
 
+def _tokens_per_expert(run: RunRecord) -> int:
+    work, passes = run.workload, run.with_policy
+    if not passes.dispatches:
+        return 1
+    chosen = work.batch_size * work.top_k * work.moe_layers * passes.steps
+    return max(1, round(chosen / passes.dispatches))
+
+
 def roofline_sentence(info: RooflineInfo) -> str | None:
     """What limits the expert matmuls of a decode step; None where neither memory nor fetch has a known roof."""
     step = max((each for each in info.samples if each.tokens <= info.step_tokens), key=_tokens, default=None)
@@ -113,7 +121,7 @@ def roofline_sentence(info: RooflineInfo) -> str | None:
     if info.fetch:
         slower = (info.expert_bytes / info.fetch.bytes_per_s) / step.seconds
         found.append(f"fetching an expert from {info.tier} takes {number(slower)} times as long as its matmuls")
-    return f"Roofline, {plural(step.tokens, 'token')} per expert in a decode step: {'; '.join(found)}."
+    return f"Roofline, about {plural(step.tokens, 'token')} per expert in a decode step: {'; '.join(found)}."
 
 
 def _resident(memory: Roof, step: RooflineSample) -> str:

@@ -127,6 +127,11 @@ def _load_tokenizer(folder: Path) -> Any:
         raise CheckpointError(
             f"the tokenizer of {folder} cannot be used: {first_line(error)}", hint="is tokenizer.json there?"
         ) from error
+    if not tokenizer.encode("a", add_special_tokens=False):
+        # Without its files, transformers makes an empty tokenizer of some families rather than fail.
+        raise CheckpointError(
+            f"the tokenizer of {folder} knows no tokens", hint="is tokenizer.json there? copy the whole model folder"
+        )
     # Held-out text is encoded as one piece and cut afterwards; a warning about its length would mislead.
     tokenizer.model_max_length = sys.maxsize
     return tokenizer

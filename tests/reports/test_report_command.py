@@ -222,7 +222,15 @@ def test_what_cannot_be_done_is_said(
     assert sorted(kept.iterdir()) == before
 
 
+def test_a_store_that_is_not_there_is_not_made(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    missing = tmp_path / "mistyped.db"
+    assert run_app(["report", "--store", str(missing)]) == 1
+    assert "there is no store at" in capsys.readouterr().err
+    assert not missing.exists()
+
+
 def test_an_empty_store_says_what_to_do(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    open_store(str(tmp_path / "empty.db")).close()
     assert run_app(["report", "--store", str(tmp_path / "empty.db")]) == 1
     assert "caee run" in capsys.readouterr().err
 
