@@ -13,7 +13,7 @@ import signal
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from typing import Any
 
 from probes.errors import CaeeError, RunError
@@ -82,15 +82,16 @@ def _silence_launcher() -> None:
 def _start_server(program: Callable[[Any], Any]) -> None:
     """Start the process that imports everything once and that all ranks are forks of, and wait until it is ready.
 
-    Ctrl-C reaches every process of the group. They ignore it, so that none ends with a traceback while it imports; the
-    ranks stop ignoring it when they can end quietly.
+    Ctrl-C reaches every process of the group. The server and its forks inherit it blocked, so that none ends with a
+    traceback while it imports; the ranks let it in when they can end quietly.
     """
     multiprocessing.set_forkserver_preload([program.__module__, *PRELOADED])
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resource_tracker.ensure_running()  # which would let the signal in again if it were started by the server's start
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         forkserver.ensure_running()
     finally:
-        signal.signal(signal.SIGINT, handler)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     first = multiprocessing.get_context("forkserver").Process(target=_do_nothing)
     first.start()
     first.join()
@@ -111,6 +112,7 @@ def _do_nothing() -> None:
 def _guarded(program: Callable[[Any], Any], argument: Any) -> Outcome:
     # From here on Ctrl-C ends a rank at once, which leaves the message to its parent.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     try:
         return Outcome(value=program(argument))
     except CaeeError as error:
