@@ -10,6 +10,8 @@ import logging
 import multiprocessing
 import os
 import signal
+import threading
+import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -21,6 +23,8 @@ from runtime.parallel import PeerLost
 
 PRELOADED = ("transformers.modeling_utils", "transformers.conversion_mapping", "runtime.policy.fast")
 """What every rank needs beside its program; importing it starts no thread and touches no device."""
+
+LAUNCHER_CHECK_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +66,7 @@ def launch(program: Callable[[Any], Any], argument: Any, *, processes: int) -> A
     )
     try:
         _start_server(program)
-        outcomes = elastic_launch(config, _guarded)(program, argument)
+        outcomes = elastic_launch(config, _guarded)(program, argument, os.getpid())
     except ChildFailedError as error:
         raise _died(error) from error
     except (SignalException, KeyboardInterrupt) as error:
@@ -109,7 +113,18 @@ def _do_nothing() -> None:
     """What the server's first fork does."""
 
 
-def _guarded(program: Callable[[Any], Any], argument: Any) -> Outcome:
+def _end_without(launcher: int) -> None:
+    """End this rank once its launcher is gone without a word (killed): it is no child of it that would be told."""
+    while True:
+        time.sleep(LAUNCHER_CHECK_SECONDS)
+        try:
+            os.kill(launcher, 0)
+        except ProcessLookupError:
+            os._exit(1)
+
+
+def _guarded(program: Callable[[Any], Any], argument: Any, launcher: int) -> Outcome:
+    threading.Thread(target=_end_without, args=(launcher,), daemon=True).start()
     # From here on Ctrl-C ends a rank at once, which leaves the message to its parent.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})

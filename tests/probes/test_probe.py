@@ -148,8 +148,8 @@ def test_a_busy_moment_is_no_drift(measured: Probe, no_disk: Path) -> None:
 def test_a_throttled_disk_has_drifted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from probes.disk import DirectFile
 
-    monkeypatch.setattr("probes.drift._SECONDS_PER_LINK", 0.4)
-    healthy = probe(options(tmp_path, seconds=2.0), make_backend=simulated())
+    monkeypatch.setattr("probes.drift._SECONDS_PER_LINK", 2.0)
+    healthy = probe(options(tmp_path, seconds=6.0), make_backend=simulated())
     genuine = DirectFile.read_into
 
     def throttled(file: DirectFile, offset: int, size_bytes: int, buffer: torch.Tensor) -> torch.Tensor:
