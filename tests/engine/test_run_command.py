@@ -234,6 +234,18 @@ def test_a_killed_rank_ends_the_run_with_one_message(workplace: Workplace) -> No
 
 
 @pytest.mark.slow
+def test_ranks_end_when_their_launcher_is_killed(workplace: Workplace) -> None:
+    with workplace.started(devices="cpu:2", pairs=5000) as process:
+        workplace.wait_for(1, process)
+        ranks = forks(process, 2)
+        assert len(ranks) == 2
+        process.kill()
+        _, alive = psutil.wait_procs(ranks, timeout=GIVE_UP_SECONDS)
+        assert alive == []
+    assert workplace.runs() == 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", ["cpu:1", "cpu:2"])
 def test_an_interrupted_run_keeps_its_complete_pairs(workplace: Workplace, devices: str) -> None:
     with workplace.started(devices=devices, pairs=5000) as process:
