@@ -240,6 +240,7 @@ def test_ranks_end_when_their_launcher_is_killed(workplace: Workplace) -> None:
         ranks = forks(process, 2)
         assert len(ranks) == 2
         process.kill()
+        process.wait()
         _, alive = psutil.wait_procs(ranks, timeout=GIVE_UP_SECONDS)
         assert alive == []
     assert workplace.runs() == 0
