@@ -15,8 +15,8 @@ CACHE_LINE_BYTES = 64
 
 
 def placed_zeros(shape: Sequence[int], dtype: torch.dtype, lead_bytes: int) -> torch.Tensor:
-    """Zeros that begin ``lead_bytes`` into a cache line."""
+    """Zeros that begin ``lead_bytes`` into a cache line, or at the number's own multiple before it."""
     size = math.prod(shape) * dtype.itemsize
     memory = torch.zeros(size + 2 * CACHE_LINE_BYTES, dtype=torch.uint8)
-    start = (lead_bytes - memory.data_ptr()) % CACHE_LINE_BYTES
+    start = (lead_bytes // dtype.itemsize * dtype.itemsize - memory.data_ptr()) % CACHE_LINE_BYTES
     return memory[start : start + size].view(dtype).view(*shape)

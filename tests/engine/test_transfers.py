@@ -1,0 +1,193 @@
+"""Bringing experts into slots: bytes that lie badly, reads that fail, and files that change meanwhile."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from probes.errors import CheckpointError, DeviceError, InputError, RunError
+from runtime.experts.transfer import Request
+from runtime.worker import RankSession
+
+Checkpoint = Callable[..., Path]
+OpenSession = Callable[..., RankSession]
+
+PROMPTS = [list(b"Hello there, my"), list(b"And he said, go")]
+
+
+def copy_of(folder: Path, tmp_path: Path) -> Path:
+    copied = tmp_path / "model"
+    shutil.copytree(folder, copied)
+    return copied
+
+
+@pytest.mark.parametrize("shift", [1, 2, 3, 5])
+def test_tensors_may_begin_at_any_byte(
+    checkpoint: Checkpoint, open_session: OpenSession, stock: ModuleType, tmp_path: Path, shift: int
+) -> None:
+    """The format does not align them: a header may be of any length."""
+    folder = checkpoint("qwen3_moe")
+    theirs = stock.stock_logits(stock.load(folder, torch.float32), PROMPTS, 4)
+    copied = copy_of(folder, tmp_path)
+    file = copied / "model.safetensors"
+    data = file.read_bytes()
+    length = struct.unpack("<Q", data[:8])[0]
+    file.write_bytes(struct.pack("<Q", length + shift) + data[8 : 8 + length] + b" " * shift + data[8 + length :])
+    session = open_session(copied, cache_experts=5)
+    ours, _ = stock.engine_logits(session.model, session.router, PROMPTS, 4)
+    for our, their in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(our, their, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("failure", [InputError("cut short"), DeviceError("no answer")])
+def test_a_read_that_fails_once_is_repeated(
+    checkpoint: Checkpoint, open_session: OpenSession, monkeypatch: pytest.MonkeyPatch, failure: Exception
+) -> None:
+    session = open_session(checkpoint("qwen3_moe"), cache_experts=5)
+    deliver = session.source.deliver
+    failed: list[int] = []
+
+    def fails_first(layer: int, expert: int, *rest: object) -> None:
+        if expert not in failed:
+            failed.append(expert)
+            raise failure
+        deliver(layer, expert, *rest)  # type: ignore[arg-type]  # passed on as they are
+
+    monkeypatch.setattr(session.source, "deliver", fails_first)
+    session.run_pass(PROMPTS, session.router, new_tokens=3)
+    assert failed
+
+
+def test_a_read_that_fails_twice_ends_the_run(
+    checkpoint: Checkpoint, open_session: OpenSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = open_session(checkpoint("qwen3_moe"), cache_experts=5)
+
+    def fails(*_: object) -> None:
+        raise DeviceError("no answer", hint="look at the cable")
+
+    monkeypatch.setattr(session.source, "deliver", fails)
+    with pytest.raises(RunError, match=r"fetching expert \d of MoE layer 0 failed twice: no answer") as caught:
+        session.run_pass(PROMPTS, session.router, new_tokens=3)
+    assert caught.value.hint == "look at the cable"
+
+
+def test_a_file_that_is_cut_off_during_a_run(checkpoint: Checkpoint, open_session: OpenSession, tmp_path: Path) -> None:
+    copied = copy_of(checkpoint("qwen3_moe"), tmp_path)
+    session = open_session(copied, cache_experts=1)
+    session.run_pass(PROMPTS, session.router, new_tokens=3)
+    file = copied / "model.safetensors"
+    with file.open("r+b") as stream:
+        stream.truncate(file.stat().st_size // 3)
+    with pytest.raises(RunError, match="failed twice") as caught:
+        session.run_pass(PROMPTS, session.router, new_tokens=8)
+    assert "truncated" in str(caught.value.hint)
+
+
+def test_an_error_in_the_worker_reaches_the_one_who_waits(checkpoint: Checkpoint, open_session: OpenSession) -> None:
+    session = open_session(checkpoint("qwen3_moe"), cache_experts=3)
+    with pytest.raises(IndexError):
+        session.transfers.fetch([Request(0, 0, 10_000)]).wait()
+    session.transfers.fetch([Request(0, 0, 0)]).wait()
+
+
+def test_nothing_to_fetch_is_done_at_once(checkpoint: Checkpoint, open_session: OpenSession) -> None:
+    open_session(checkpoint("qwen3_moe")).transfers.fetch([]).wait()
+
+
+# What does not fit the model ------------------------------------------------------------------------------------------
+
+
+def changed(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> Path:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def test_one_expert_of_another_shape_is_refused(
+    checkpoint: Checkpoint, open_session: OpenSession, tmp_path: Path
+) -> None:
+    """Of the same size, so that only its shape tells."""
+
+    def reshape(tensors: dict[str, torch.Tensor]) -> None:
+        name = "model.layers.1.mlp.experts.6.down_proj.weight"
+        tensors[name] = tensors[name].reshape(16, 64)
+
+    folder = changed(copy_of(checkpoint("qwen3_moe"), tmp_path), reshape)
+    with pytest.raises(CheckpointError, match=r"expert 6 of layer 1: down_proj is stored as \[16, 64\]"):
+        open_session(folder)
+
+
+def test_experts_without_a_parameter_of_the_model_are_refused(
+    checkpoint: Checkpoint, open_session: OpenSession, tmp_path: Path
+) -> None:
+    def drop(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if "experts" in name and "down_proj" in name]:
+            del tensors[name]
+
+    with pytest.raises(CheckpointError, match="expert 0 of layer 0 lacks down_proj"):
+        open_session(changed(copy_of(checkpoint("qwen3_moe"), tmp_path), drop))
+
+
+def test_a_missing_dense_tensor_is_named(checkpoint: Checkpoint, open_session: OpenSession, tmp_path: Path) -> None:
+    folder = changed(copy_of(checkpoint("qwen3_moe"), tmp_path), lambda tensors: tensors.pop("model.norm.weight"))
+    with pytest.raises(CheckpointError, match=r"lacks 1 dense tensors of the qwen3_moe model.* model\.norm\.weight"):
+        open_session(folder)
+
+
+def test_a_missing_selection_bias_is_not_taken_for_zero(
+    checkpoint: Checkpoint, open_session: OpenSession, tmp_path: Path
+) -> None:
+    def drop(tensors: dict[str, torch.Tensor]) -> None:
+        del tensors["model.layers.1.mlp.gate.e_score_correction_bias"]
+
+    with pytest.raises(CheckpointError, match="e_score_correction_bias"):
+        open_session(changed(copy_of(checkpoint("deepseek_v3"), tmp_path), drop))
+
+
+@pytest.mark.parametrize("change", [{"hidden_size": 64}, {"moe_intermediate_size": 64}, {"num_hidden_layers": 3}])
+def test_a_config_of_another_model_is_refused(
+    checkpoint: Checkpoint, open_session: OpenSession, tmp_path: Path, change: dict[str, int]
+) -> None:
+    folder = copy_of(checkpoint("qwen3_moe"), tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | change))
+    with pytest.raises(CheckpointError) as caught:
+        open_session(folder)
+    assert caught.value.hint
+
+
+def test_layers_that_predict_further_tokens_are_ignored(
+    checkpoint: Checkpoint, open_session: OpenSession, stock: ModuleType, tmp_path: Path
+) -> None:
+    """Checkpoints of DeepSeek hold one more layer of experts than the model."""
+    folder = checkpoint("deepseek_v3")
+    theirs = stock.stock_logits(stock.load(folder, torch.float32), PROMPTS, 3)
+
+    def add(tensors: dict[str, torch.Tensor]) -> None:
+        for name in [name for name in tensors if "layers.1." in name]:
+            tensors[name.replace("layers.1.", "layers.2.")] = torch.full_like(tensors[name], 7.0)
+
+    session = open_session(changed(copy_of(folder, tmp_path), add))
+    assert session.index.layer_numbers == (0, 1)
+    ours, _ = stock.engine_logits(session.model, session.router, PROMPTS, 3)
+    for our, their in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(our, their, rtol=0, atol=1e-5)
+
+
+def test_experts_are_never_in_memory_together(checkpoint: Checkpoint, open_session: OpenSession) -> None:
+    session = open_session(checkpoint("qwen3_moe", experts=64, top_k=2), cache_experts=3)
+    slots = 3 + session.layout.staging_slots
+    for module in session.loaded.experts:
+        for name, parameter in module.named_parameters(recurse=False):
+            assert parameter is session.pool.parameters[name]
+            assert parameter.shape[0] == slots
