@@ -42,8 +42,8 @@ class RunOptions:
     batch_size: int = 8
     max_new_tokens: int = 48
     pairs: int | None = None
-    seconds_for_pairs: float = 25.0
-    quality_sequences: int = 32
+    seconds_for_pairs: float = 20.0
+    quality_sequences: int = 24
     quality_tokens: int = 96
     phases: str | None = None
     dtype: str = "auto"

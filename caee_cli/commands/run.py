@@ -43,7 +43,7 @@ def command(
     ] = None,
     quality: Annotated[bool, typer.Option("--quality/--no-quality", help="Measure loss on held-out text.")] = True,
     pairs: Annotated[
-        int | None, typer.Option("--pairs", help="Interleaved pairs of passes. Default: as many as fit 25 s.")
+        int | None, typer.Option("--pairs", help="Interleaved pairs of passes. Default: as many as fit 20 s.")
     ] = None,
     phases: Annotated[
         str | None,
