@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from probes.errors import CheckpointError
+from runtime.demo import model_path
 from runtime.models import skeleton
 from runtime.policy.make import make_policy
 from runtime.policy.spec import parse_policy
@@ -83,6 +84,15 @@ def test_caches_and_tiers_change_nothing(
     session = open_session(folder, tier=tier, cache_experts=cache_experts)
     if tier == "device":
         session.execution.fill_caches()
+    ours, _ = stock.engine_logits(session.model, session.router, EVEN, STEPS)
+    assert_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("cache_experts", [9, 128])
+def test_the_model_that_ships_is_exact(open_session: OpenSession, stock: ModuleType, cache_experts: int) -> None:
+    """Stored in bfloat16 and computed in float32, as ``caee run`` does on a CPU."""
+    theirs = stock.stock_logits(stock.load(model_path(), torch.float32), EVEN, STEPS)
+    session = open_session(model_path(), cache_experts=cache_experts)
     ours, _ = stock.engine_logits(session.model, session.router, EVEN, STEPS)
     assert_equal(ours, theirs)
 
