@@ -17,11 +17,13 @@ from reports.info.words import number
 
 def layer_card(info: BalanceInfo, noun: str) -> Card:
     """Bars per device of one layer, before and after; layer and measure are picked. ``noun``: what is counted."""
-    measures = (f"{noun} per step", "time per step")
+    measures = (f"{noun} per step", *(["time per step"] if info.priced else []))
     relieved = info.most_relieved
     start = info.layers.index(relieved) if relieved else 0
-    variants = tuple(_layer_variant(info, layer, measure, noun) for layer in info.layers for measure in (0, 1))
-    first = variants[2 * start] if variants else Variant(data=[], layout={}, alt="No layer was recorded.")
+    variants = tuple(
+        _layer_variant(info, layer, measure, noun) for layer in info.layers for measure in range(len(measures))
+    )
+    first = variants[len(measures) * start] if variants else Variant(data=[], layout={}, alt="No layer was recorded.")
     return Card(
         key="layer-devices",
         title="One layer, device by device",
@@ -129,14 +131,14 @@ def importance_card(info: ImportanceInfo) -> Card:
 def _layer_variant(info: BalanceInfo, layer: LayerBalance, measure: int, noun: str) -> Variant:
     if measure == 0:
         before, after, shown, unit = layer.movements_before, layer.movements_after, "%{y:.2f}", noun
-        top = _peak(info, lambda of: (*of.movements_before, *of.movements_after))
-        axis: dict[str, Any] = {"title": {"text": f"{noun} per step"}, "range": [0, top * 1.06]}
+        title = f"{noun} per step"
+        everywhere = [value for of in info.layers for value in (*of.movements_before, *of.movements_after)]
     else:
-        before = tuple(seconds * 1e3 for seconds in layer.seconds_before)
-        after = tuple(seconds * 1e3 for seconds in layer.seconds_after)
-        shown, unit = "%{y:.3f} ms", "ms"
-        top = _peak(info, lambda of: (*of.seconds_before, *of.seconds_after)) * 1e3
-        axis = {"title": {"text": "calibrated time per step (ms)"}, "range": [0, top * 1.06]}
+        before, after = _milliseconds(layer.seconds_before), _milliseconds(layer.seconds_after)
+        shown, unit, title = "%{y:.3f} ms", "ms", "calibrated time per step (ms)"
+        everywhere = [value for of in info.layers for value in _milliseconds((*of.seconds_before, *of.seconds_after))]
+    # One scale for all layers, so that they can be compared while one picks.
+    axis = {"title": {"text": title}, "range": [0, (max(everywhere, default=0.0) or 1.0) * 1.06]}
     names = [plain(device) for device in info.devices]
     return Variant(
         data=traces(
@@ -152,8 +154,8 @@ def _layer_variant(info: BalanceInfo, layer: LayerBalance, measure: int, noun: s
     )
 
 
-def _peak(info: BalanceInfo, values: Any) -> float:
-    return max((max(values(layer), default=0.0) for layer in info.layers), default=0.0) or 1.0
+def _milliseconds(seconds: Sequence[float | None]) -> tuple[float, ...]:
+    return tuple(value * 1e3 for value in seconds if value is not None)
 
 
 def _bars(name: str, colour: str, x: Sequence[Any], y: Sequence[float], shown: str) -> Any:

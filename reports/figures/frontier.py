@@ -46,7 +46,7 @@ def frontier_card(info: ComparisonInfo) -> Card:
         key="frontier",
         title="What is gained for what is given up",
         lede=(
-            "Cut in time per output token, 1 − ratio of paired passes, with 95 % intervals. Up and left is better. A "
+            "Cut in time per output token, 1 − ratio of medians, with 95 % intervals. Up and left is better. A "
             f"number is the value of the policy's knob.{dotted}"
         ),
         table=_table(info),

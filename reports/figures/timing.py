@@ -24,7 +24,7 @@ def phases_card(phases: tuple[PhaseInfo, ...]) -> Card:
         title="Time per output token and time to first token",
         lede=(
             "Every dot is one pass; passes were run in interleaved pairs. The bar is the median with its 95 % "
-            "bootstrap interval. The change is the median of the pairs' ratios. "
+            "bootstrap interval. The change is that of the medians; its interval resamples pairs. "
             + " ".join(f"{phase.name}: {change_with_interval(phase.gain)}." for phase in phases)
         ),
         table=table(

@@ -10,7 +10,7 @@ from store.records import LayerCost, RunRecord
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerBalance:
-    """One layer. Movements are experts per decode step, costs seconds per step, by device.
+    """One layer. Movements are experts per decode step, costs seconds per step (None without a calibration), by device.
 
     ``imbalance_*``: busiest ÷ mean device; None where no device moved anything.
     """
@@ -18,8 +18,8 @@ class LayerBalance:
     layer: int
     movements_before: tuple[float, ...]
     movements_after: tuple[float, ...]
-    seconds_before: tuple[float, ...]
-    seconds_after: tuple[float, ...]
+    seconds_before: tuple[float | None, ...]
+    seconds_after: tuple[float | None, ...]
     imbalance_before: float | None
     imbalance_after: float | None
 
@@ -30,6 +30,11 @@ class BalanceInfo:
 
     devices: tuple[str, ...]
     layers: tuple[LayerBalance, ...]
+
+    @property
+    def priced(self) -> bool:
+        """Whether movements have a price in seconds."""
+        return all(None not in (*layer.seconds_before, *layer.seconds_after) for layer in self.layers)
 
     @property
     def most_relieved(self) -> LayerBalance | None:
@@ -65,7 +70,10 @@ def balance_info(run: RunRecord) -> BalanceInfo:
     """Per-device figures of every layer, in layer order."""
     return BalanceInfo(
         devices=tuple(device.name_on_link for device in run.devices),
-        layers=tuple(_layer(layer) for layer in sorted(run.layers, key=lambda layer: layer.layer)),
+        layers=tuple(
+            _layer(layer, priced=run.predicted is not None)
+            for layer in sorted(run.layers, key=lambda layer: layer.layer)
+        ),
     )
 
 
@@ -113,13 +121,15 @@ def sum_histograms(histograms: Sequence[Sequence[int]]) -> tuple[int, ...]:
     return tuple(sum(histogram[at] for histogram in histograms if at < len(histogram)) for at in range(length))
 
 
-def _layer(layer: LayerCost) -> LayerBalance:
+def _layer(layer: LayerCost, *, priced: bool) -> LayerBalance:
+    """Without a price for an expert the record's costs are 0: they are unknown."""
+    unknown = (None,) * len(layer.device_cost_before)
     return LayerBalance(
         layer=layer.layer,
         movements_before=layer.device_misses_before,
         movements_after=layer.device_misses_after,
-        seconds_before=layer.device_cost_before,
-        seconds_after=layer.device_cost_after,
+        seconds_before=layer.device_cost_before if priced else unknown,
+        seconds_after=layer.device_cost_after if priced else unknown,
         imbalance_before=imbalance(layer.device_misses_before),
         imbalance_after=imbalance(layer.device_misses_after),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from probes.units import format_seconds
-from reports.info.words import change, number, percent, plural
+from reports.info.words import certainty, change, interval, number, percent, plural
 from store.records import Quality, Ratio, RunRecord
 
 NOTICEABLE_LOSS_RISE = 0.01
@@ -27,14 +27,13 @@ def key_figures(run: RunRecord) -> tuple[KeyFigure, ...]:
     """TPOT, TTFT, the busiest device and, where it was measured, quality."""
 
     def timed(label: str, before: float, after: float, gain: Ratio) -> KeyFigure:
-        interval = f"95 % interval {change(gain.ci95[0])} to {change(gain.ci95[1])}"
         tone = "neutral" if not gain.outside_noise else "good" if gain.ratio < 1 else "bad"
         return KeyFigure(
             label=label,
             before=format_seconds(before),
             after=format_seconds(after),
             change=change(gain.ratio),
-            interval=interval if gain.outside_noise else f"{interval}: inside the noise",
+            interval=interval(gain) + (": inside the noise" if certainty(gain) == "inside the noise" else ""),
             tone=tone,
         )
 

@@ -9,7 +9,7 @@ from probes.units import format_seconds, format_size
 from reports.info.advice import StepLimit, next_steps, step_limit
 from reports.info.keyfigures import NOTICEABLE_LOSS_RISE, KeyFigure, key_figures, loss_rise, movement_noun
 from reports.info.roofline import roofline_info, roofline_sentence
-from reports.info.words import change, change_with_interval, number, percent, plural
+from reports.info.words import certainty, change, change_with_interval, interval, number, percent, plural
 from store.records import Quality, Ratio, RunRecord, Workload
 
 FEW_PAIRS = 5
@@ -78,22 +78,15 @@ def _headline(outcome: Outcome, run: RunRecord) -> str:
     elif outcome is Outcome.SLOWER:
         text = f"Slower: {percent(gain.ratio - 1)} more time per output token"
     else:
-        low, high = (change(bound) for bound in gain.ci95)
-        text = (
-            f"No gain beyond the noise: time per output token changed by {change(gain.ratio)}, "
-            f"95 % interval {low} to {high}"
-        )
+        nothing = "Nothing is shown" if certainty(gain) == "not sure" else "No gain beyond the noise"
+        text = f"{nothing}: time per output token changed by {change(gain.ratio)}, {interval(gain)}"
     if run.quality and loss_rise(run.quality) >= NOTICEABLE_LOSS_RISE:
         text += f"; held-out loss rises by {percent(loss_rise(run.quality))}"
     return f"{text}."
 
 
 def _one_sentence(outcome: Outcome, run: RunRecord) -> str:
-    word = {
-        Outcome.FASTER: "faster, outside the noise",
-        Outcome.SLOWER: "slower, outside the noise",
-        Outcome.NO_GAIN: "no gain, inside the noise",
-    }[outcome]
+    word = f"{outcome}, {certainty(run.gain_tpot)}"
     before, after = run.baseline.max_device_misses_per_step, run.with_policy.max_device_misses_per_step
     quality = f"; held-out loss {percent(loss_rise(run.quality), signed=True)}" if run.quality else ""
     return (
@@ -144,10 +137,9 @@ def _busiest(run: RunRecord) -> str:
 
 def _times(run: RunRecord) -> str:
     def phase(name: str, before: float, after: float, gain: Ratio) -> str:
-        noise = ", outside the noise" if gain.outside_noise else ", inside the noise"
         return (
-            f"{name} goes from {format_seconds(before)} to {format_seconds(after)}, pair by pair "
-            f"{change_with_interval(gain)}{noise}"
+            f"{name} goes from {format_seconds(before)} to {format_seconds(after)}, "
+            f"{change_with_interval(gain)}, {certainty(gain)}"
         )
 
     baseline, policy = run.baseline, run.with_policy
@@ -170,6 +162,8 @@ def _quality(quality: Quality | None) -> str:
 
 
 def _cautions(run: RunRecord) -> tuple[str, ...]:
+    if run.workload.pairs == 1:
+        return ("A single pair gives no interval of times.",)
     if run.workload.pairs < FEW_PAIRS:
         return (f"With only {plural(run.workload.pairs, 'pair')} these intervals are rough.",)
     return ()

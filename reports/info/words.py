@@ -39,7 +39,20 @@ def change(ratio: float) -> str:
 
 def change_with_interval(ratio: Ratio) -> str:
     """``−14.0 % (95 % interval −16.0 % to −12.0 %)``."""
-    return f"{change(ratio.ratio)} (95 % interval {change(ratio.ci95[0])} to {change(ratio.ci95[1])})"
+    return f"{change(ratio.ratio)} ({interval(ratio)})"
+
+
+def interval(ratio: Ratio) -> str:
+    """``95 % interval −16.0 % to −12.0 %``; one of no width, as of a single pair, is none."""
+    low, high = ratio.ci95
+    return f"95 % interval {change(low)} to {change(high)}" if low < high else "no interval: too few pairs"
+
+
+def certainty(ratio: Ratio) -> str:
+    """``outside the noise``, ``inside the noise``, or ``not sure`` where there is no interval."""
+    if ratio.outside_noise:
+        return "outside the noise"
+    return "inside the noise" if ratio.ci95[0] < ratio.ci95[1] else "not sure"
 
 
 def plural(count: int, noun: str) -> str:

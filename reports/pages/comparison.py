@@ -11,7 +11,7 @@ from reports.figures.sweep import sweep_cards
 from reports.info.comparison import ComparedRun, ComparisonInfo
 from reports.info.keyfigures import NOTICEABLE_LOSS_RISE, KeyFigure
 from reports.info.run import RunInfo
-from reports.info.words import change, change_with_interval, percent, plural
+from reports.info.words import change, change_with_interval, interval, percent, plural
 from reports.pages.page import Page
 
 MOST_IN_WORDS = 3
@@ -82,12 +82,11 @@ def _warnings(info: ComparisonInfo) -> tuple[str, ...]:
 
 
 def _key_figure(run: ComparedRun) -> KeyFigure:
-    low, high = run.gain_tpot.ci95
     return KeyFigure(
         label=run.label,
         before=format_seconds(run.tpot_baseline.median),
         after=format_seconds(run.tpot_policy.median),
         change=change(run.gain_tpot.ratio),
-        interval=f"95 % interval {change(low)} to {change(high)}",
+        interval=interval(run.gain_tpot),
         tone=run.outcome.tone,
     )

@@ -15,15 +15,12 @@ from reports.figures.timing import phases_card, predicted_card
 from reports.info.keyfigures import movement_noun
 from reports.info.run import RunInfo
 from reports.info.verdict import Outcome
+from reports.info.words import certainty
 from reports.pages.page import Page
+from store.records import Ratio
 
 # The links that experts take, by where they are kept: shown first.
 TIER_LINKS = {"disk": LinkKind.DISK_TO_HOST, "host": LinkKind.HOST_TO_DEVICE, "device": LinkKind.DEVICE_MEMORY}
-BADGES = {
-    Outcome.FASTER: "Faster, outside the noise",
-    Outcome.SLOWER: "Slower, outside the noise",
-    Outcome.NO_GAIN: "Inside the noise",
-}
 
 
 def run_page(info: RunInfo) -> Page:
@@ -37,7 +34,7 @@ def run_page(info: RunInfo) -> Page:
             ("Devices", ", ".join(info.devices)),
             ("Policy", info.policy),
         ),
-        badge=BADGES[info.verdict.outcome],
+        badge=_badge(info.verdict.outcome, info.phases[0].gain),
         tone=info.verdict.outcome.tone,
         headline=info.verdict.headline,
         sentences=info.verdict.sentences,
@@ -46,6 +43,11 @@ def run_page(info: RunInfo) -> Page:
         warnings=info.warnings,
         sections=_sections(info),
     )
+
+
+def _badge(outcome: Outcome, gain: Ratio) -> str:
+    sure = certainty(gain)
+    return sure.capitalize() if outcome is Outcome.NO_GAIN else f"{outcome.capitalize()}, {sure}"
 
 
 def _sections(info: RunInfo) -> tuple[Section, ...]:

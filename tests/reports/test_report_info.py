@@ -12,12 +12,14 @@ from hypothesis import strategies as st
 
 from probes.errors import InputError
 from probes.records import Field
+from reports.figures.balance import layer_card
 from reports.figures.frontier import frontier_card
 from reports.figures.sweep import sweep_cards
 from reports.info.balance import balance_info, gap_info, imbalance, importance_info, sum_histograms
 from reports.info.comparison import comparison_info, median_ratio
-from reports.info.costmodels import cost_models_info
+from reports.info.costmodels import cost_models_info, link_name
 from reports.info.drift import drift_info
+from reports.info.keyfigures import movement_noun
 from reports.info.machine import fingerprint_info, parameters_info
 from reports.info.naming import run_names
 from reports.info.pareto import pareto_front
@@ -53,6 +55,17 @@ def test_balance_of_known_layers(build: ModuleType) -> None:
     assert info.layers[0].seconds_before == pytest.approx((9e-3, 3e-3))
     assert info.most_relieved is info.layers[0]
     assert info.devices == ("cpu:0", "cpu:1")
+
+
+def test_without_a_calibration_movements_have_no_price(build: ModuleType) -> None:
+    run = replace(build.make_run(devices=2), predicted=None, layers=(layer(0, (2.0, 1.0), (1.0, 1.0)),))
+    info = balance_info(run)
+    assert info.layers[0].seconds_before == (None, None)
+    assert not info.priced
+    card = layer_card(info, "expert fetches")
+    assert card.pickers[1].options == ("expert fetches per step",)
+    assert len(card.panels[0].variants) == 1
+    assert [row[4:] for row in card.table.rows] == [(None, None), (None, None)]
 
 
 def test_imbalance_of_idle_devices_is_unknown() -> None:
@@ -135,6 +148,28 @@ def test_cost_models_stand_beside_their_samples(build: ModuleType) -> None:
     assert alone.effective_bandwidth_bytes_per_s == pytest.approx(1.9e9)
     assert alone.curve[0] == (pytest.approx(4096), pytest.approx(model.seconds(4096)))
     assert alone.curve[-1][0] == pytest.approx(4096 * 4**6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "ends", "mode", "concurrency", "name"),
+    [
+        ("disk_to_host", ("disk", "host"), "buffered", "solo", "disk → host, buffered"),
+        ("device_memory", ("cuda:0", "cuda:0"), None, "all", "cuda:0, all at once"),
+        ("device_to_device", ("cuda:0", "cuda:1"), None, "both_ways", "cuda:0 → cuda:1, both ways at once"),
+    ],
+)
+def test_links_have_readable_names(
+    build: ModuleType, kind: str, ends: tuple[str, str], mode: str | None, concurrency: str, name: str
+) -> None:
+    link = replace(build.make_calibration().models[0], kind=kind, source=ends[0], destination=ends[1])
+    assert link_name(replace(link, mode=mode, concurrency=concurrency)) == name
+
+
+@pytest.mark.parametrize(
+    ("tier", "noun"), [("device", "expert reads"), ("host", "expert fetches"), ("disk", "expert fetches")]
+)
+def test_a_movement_is_a_read_or_a_fetch(tier: str, noun: str) -> None:
+    assert movement_noun(tier) == noun
 
 
 def test_a_model_without_its_probe_keeps_its_curve(build: ModuleType) -> None:

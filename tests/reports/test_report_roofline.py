@@ -14,7 +14,7 @@ from reports.pages.run import run_page
 from store.records import Roofline, RooflinePoint, RunRecord
 
 
-def run_with(build: ModuleType, *, batch: int = 8, tier: str = "disk", **changes: object) -> RunRecord:
+def run_with(build: ModuleType, *, tokens: int = 8, tier: str = "disk", **changes: object) -> RunRecord:
     """Peak 100 FLOP/s, memory 10 B/s, an expert of 20 B and 40 FLOP per token: the ridge is at 10 FLOP/B, 5 tokens."""
     roofline = Roofline(
         device="cpu",
@@ -31,7 +31,9 @@ def run_with(build: ModuleType, *, batch: int = 8, tier: str = "disk", **changes
     )
     run = build.make_run()
     roofline = replace(roofline, **changes)  # type: ignore[arg-type]  # the caller names fields
-    return replace(run, tier=tier, workload=replace(run.workload, batch_size=batch), roofline=roofline)
+    chosen = run.workload.batch_size * run.workload.top_k * run.workload.moe_layers * run.with_policy.steps
+    passes = replace(run.with_policy, dispatches=chosen // tokens)
+    return replace(run, tier=tier, with_policy=passes, roofline=roofline)
 
 
 def info_of(run: RunRecord) -> RooflineInfo:
@@ -54,7 +56,7 @@ def test_roofs_and_samples_of_known_figures(build: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch", "says"),
+    ("tokens", "says"),
     [
         (
             1,
@@ -64,8 +66,8 @@ def test_roofs_and_samples_of_known_figures(build: ModuleType) -> None:
         (15, "8 tokens per expert in a decode step"),
     ],
 )
-def test_what_limits_a_step_follows_from_its_tokens(build: ModuleType, batch: int, says: str) -> None:
-    sentence = roofline_sentence(info_of(run_with(build, batch=batch)))
+def test_what_limits_a_step_follows_from_its_tokens(build: ModuleType, tokens: int, says: str) -> None:
+    sentence = roofline_sentence(info_of(run_with(build, tokens=tokens)))
     assert sentence is not None
     assert says in sentence
 

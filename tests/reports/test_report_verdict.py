@@ -8,7 +8,9 @@ from types import ModuleType
 import pytest
 
 from reports.info.advice import step_limit
+from reports.info.run import run_info
 from reports.info.verdict import Outcome, outcome_of, verdict_info
+from reports.pages.run import run_page
 from store.records import Ratio, RunRecord, StepTimes
 
 
@@ -50,6 +52,19 @@ def test_no_gain_is_said_plainly(build: ModuleType) -> None:
     assert "no gain, inside the noise" in verdict.one_sentence
     assert any("pairs" in step for step in verdict.next_steps)
     assert verdict.key_figures[0].tone == "neutral"
+
+
+def test_a_single_pair_shows_nothing(build: ModuleType) -> None:
+    run = replace(build.make_run(pairs=1), gain_tpot=Ratio(ratio=0.8, ci95=(0.8, 0.8)))
+    info = run_info(run)
+    assert info.verdict.headline == (
+        "Nothing is shown: time per output token changed by −20.0 %, no interval: too few pairs."
+    )
+    assert "no gain, not sure" in info.verdict.one_sentence
+    assert info.verdict.key_figures[0].interval == "no interval: too few pairs"
+    assert "A single pair gives no interval of times." in info.verdict.sentences
+    assert run_page(info).badge == "Not sure"
+    assert any("pairs" in step for step in info.verdict.next_steps)
 
 
 def test_slower_is_said_plainly(build: ModuleType) -> None:
