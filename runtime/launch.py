@@ -10,6 +10,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import tempfile
 import threading
 import time
 import uuid
@@ -25,6 +26,8 @@ PRELOADED = ("transformers.modeling_utils", "transformers.conversion_mapping", "
 """What every rank needs beside its program; importing it starts no thread and touches no device."""
 
 LAUNCHER_CHECK_SECONDS = 1.0
+LONGEST_SOCKET_FOLDER = 64
+"""Of the 107 bytes that a socket's path may have, multiprocessing adds some 40 to the temporary folder's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +95,13 @@ def _start_server(program: Callable[[Any], Any]) -> None:
     multiprocessing.set_forkserver_preload([program.__module__, *PRELOADED])
     resource_tracker.ensure_running()  # which would let the signal in again if it were started by the server's start
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    folder = tempfile.gettempdir()
     try:
+        # The server listens at a socket in the temporary folder, and a socket's path must be short.
+        tempfile.tempdir = folder if len(os.fsencode(folder)) <= LONGEST_SOCKET_FOLDER else "/tmp"
         forkserver.ensure_running()
     finally:
+        tempfile.tempdir = folder
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
     first = multiprocessing.get_context("forkserver").Process(target=_do_nothing)
     first.start()

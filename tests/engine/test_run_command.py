@@ -51,7 +51,7 @@ class Workplace:
         self.prompts.write_text("\n".join(LINES))
         self.held_out = folder / "held_out.txt"
         self.held_out.write_text(HELD_OUT)
-        self.temporary = folder / "tmp"
+        self.temporary = folder / f"temporary{'-' * 80}"  # longer than the path of a socket may be
         self.temporary.mkdir()
 
     def arguments(self, **changes: str | int | None) -> list[str]:
