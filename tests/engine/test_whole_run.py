@@ -110,7 +110,7 @@ def test_the_record_adds_up(record: RunRecord) -> None:
     assert record.with_policy.max_device_misses_per_step < record.baseline.max_device_misses_per_step
     assert record.policy.parameters["theta"] == 0.6
     assert record.policy.parameters["renormalize"] == "survivors"
-    assert any("used the first 4 of 5" in warning for warning in record.warnings)
+    assert any("the first 4 of 5 prompts" in warning for warning in record.warnings)
     assert record.samples[0].prompt == TEXT[:9]
 
 
