@@ -238,6 +238,7 @@ def cells(text: str) -> list[list[str | float]]:
 def test_a_figure_s_table_opens(run_tab: Any, pages: dict[str, tuple[Path, Page]]) -> None:
     card = next(card for card in pages["run"][1].cards if card.key == "layer-heat")
     run_tab.locator("#card-layer-heat summary").click()
+    run_tab.locator("#card-layer-heat tbody tr").first.wait_for()  # filled when it opens, a moment after the click
     assert run_tab.locator("#card-layer-heat tbody tr").count() == len(card.table.rows)
     assert (
         run_tab.locator("#card-layer-heat tbody tr").nth(5).locator("td").nth(1).text_content() == card.table.rows[5][1]
