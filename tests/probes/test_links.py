@@ -85,7 +85,7 @@ def test_a_copy_that_never_happens_is_broken() -> None:
 
 
 def test_samples_that_waited_for_a_processor_are_taken_anew() -> None:
-    """Four of five transfers are interrupted and look five times as slow: more than a median can bear."""
+    """Three of four transfers are interrupted and look five times as slow: more than a median can bear."""
 
     class Disturbed(CopyTransfer):
         calls = 0
@@ -93,21 +93,17 @@ def test_samples_that_waited_for_a_processor_are_taken_anew() -> None:
         def timed(self, size_bytes: int) -> Timing:
             self.calls += 1
             seconds = super().timed(size_bytes).seconds
-            return Timing(seconds, 0.0) if self.calls % 5 == 0 else Timing(seconds * 5, 0.8)
+            return Timing(seconds, 0.0) if self.calls % 4 == 0 else Timing(seconds * 5, 0.8)
 
     def make() -> CopyTransfer:
         backend = SimulatedBackend(link())
         return Disturbed(backend, backend.host_buffer(MIB, pinned=False), backend.device_buffer(MIB))
 
-    # The clock is the host's: a loaded machine needs longer for as many samples.
     measured = measure_link(plan(make), SIZES, Limits(seconds=60.0, relative_half_width=0.01, max_samples=200))
     assert any("taken anew" in warning for warning in measured.warnings)
-    undisturbed = [
-        seconds == pytest.approx(link().true_seconds(sample.size_bytes))
-        for sample in measured.samples
-        for seconds in sample.seconds
-    ]
-    assert sum(undisturbed) / len(undisturbed) > 0.5
+    # Four attempts meet the fourth transfer, wherever the count stood when a sample began.
+    for sample in measured.samples:
+        assert sample.seconds == pytest.approx([link().true_seconds(sample.size_bytes)] * len(sample.seconds))
 
 
 def test_memory_that_cannot_be_had_waives_the_link() -> None:
