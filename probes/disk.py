@@ -139,6 +139,10 @@ class DirectFile:
             hint="the file is truncated or was changed while it was read: fetch it again",
         )
 
+    def fileno(self) -> int:
+        """The open file's descriptor, as files have it."""
+        return self._fd
+
     def close(self) -> None:
         """Close the file; further reads fail."""
         if self._fd >= 0:
