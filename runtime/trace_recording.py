@@ -122,7 +122,11 @@ def _recording(
     with TraceRecorder(options.output, meta, piece_tokens=PIECE_TOKENS, force=options.force) as recorder:
         observer = RecordingObserver(recorder, meta)
         session.execution.observer = observer
-        yield observer
+        try:
+            yield observer
+        finally:
+            # An interrupted recording keeps every step that was complete.
+            observer.finish()
 
 
 def _meta(session: RankSession, options: RecordOptions, policy: Policy, *, selection_apart: bool) -> TraceMeta:

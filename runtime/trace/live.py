@@ -18,6 +18,9 @@ from runtime.trace.records import Float32s, Int32s, Phase, TokenKind, TraceMeta
 if TYPE_CHECKING:
     from runtime.trace.writer import TraceRecorder
 
+# Checking and handing over a chunk costs about the same for one step as for fifty.
+HELD_TOKENS = 512
+
 
 class RoutingObserver(Protocol):
     """Is told of every forward pass and of every MoE layer in it, in order, before the layer's experts run.
@@ -58,7 +61,7 @@ class RecordingObserver:
 
     A gate weight is the score of a chosen expert as the router computed it, before weights are normalised and scaled:
     what policies decide on. Rows with a score that is not a number are marked as padding and counted in ``unsound``.
-    ``seconds``: spent here.
+    Steps are handed over many at a time, the last ones by ``finish``. ``seconds``: spent here.
     """
 
     def __init__(self, recorder: TraceRecorder, meta: TraceMeta) -> None:
@@ -68,6 +71,8 @@ class RecordingObserver:
         self._batch: slice = slice(0, 0)
         self._length_B: Int32s = np.zeros(0, np.int32)
         self._step: _Step | None = None
+        self._held: list[_Step] = []
+        self._held_tokens = 0
         self.steps = 0
         self.tokens = 0
         self.unsound = 0
@@ -75,6 +80,7 @@ class RecordingObserver:
 
     def start_batch(self, names: Sequence[str]) -> None:
         """The steps that follow advance sequences of these names, in this order, each from its beginning."""
+        self.finish()
         self._batch = slice(len(self._names), len(self._names) + len(names))
         self._names += tuple(names)
         self._length_B = np.zeros(len(names), np.int32)
@@ -89,33 +95,74 @@ class RecordingObserver:
         assert self._step is not None, "start_step comes first"
         self._step.put(layer, tokens)
         if layer == self._meta.moe_layers - 1:
-            self._write(self._step)
+            self._held.append(self._step)
+            self._held_tokens += len(self._step.real_T)
+            self.steps += 1
+            if self._held_tokens >= HELD_TOKENS:
+                self._write()
         self.seconds += time.perf_counter() - start
 
-    def _write(self, step: _Step) -> None:
-        sequences = len(self._length_B)
-        real_BS = step.real_T.reshape(sequences, -1)
-        position_BS = np.where(real_BS, self._length_B[:, None] + real_BS.cumsum(axis=1) - 1, -1)
-        self._length_B += real_BS.sum(axis=1, dtype=np.int32)
-        sound_T = step.sound()
-        self.unsound += int((step.real_T & ~sound_T).sum())
-        self.tokens += int((step.real_T & sound_T).sum())
+    def finish(self) -> None:
+        """Hand over what is held; a step that was broken off is left out."""
+        start = time.perf_counter()
+        self._write()
+        self.seconds += time.perf_counter() - start
+
+    def _write(self) -> None:
+        if not self._held:
+            return
+        steps, self._held, self._held_tokens = self._held, [], 0
+        first = self.steps - len(steps)
+        rows = [len(step.real_T) for step in steps]
+        real_T = np.concatenate([step.real_T for step in steps])
+        gates_TLK = np.concatenate([step.gates_TLK for step in steps])
+        scores_TLN = _joined([step.scores_TLN for step in steps])
+        selection_TLN = _joined([step.selection_TLN for step in steps])
+        sound_T = _sound(gates_TLK, scores_TLN, selection_TLN)
+        self.unsound += int((real_T & ~sound_T).sum())
+        self.tokens += int((real_T & sound_T).sum())
         self._recorder.write(
             new_chunk(
                 self._meta,
                 self._names,
-                np.repeat(np.arange(self._batch.start, self._batch.stop, dtype=np.int32), real_BS.shape[1]),
-                step.ids_TLK,
-                step.gates_TLK,
-                position=position_BS.reshape(-1),
-                step=self.steps,
-                phase=Phase.PREFILL if step.prefill else Phase.DECODE,
-                kind=np.where(step.real_T & sound_T, TokenKind.REAL, TokenKind.PADDING),
-                scores_TLN=step.scores_TLN,
-                selection_TLN=step.selection_TLN,
+                np.concatenate([self._sequences(len(step.real_T)) for step in steps]),
+                np.concatenate([step.ids_TLK for step in steps]),
+                gates_TLK,
+                position=np.concatenate([self._positions(step.real_T) for step in steps]),
+                step=np.repeat(np.arange(first, self.steps), rows),
+                phase=np.repeat([Phase.PREFILL if step.prefill else Phase.DECODE for step in steps], rows),
+                kind=np.where(real_T & sound_T, TokenKind.REAL, TokenKind.PADDING),
+                scores_TLN=scores_TLN,
+                selection_TLN=selection_TLN,
             )
         )
-        self.steps += 1
+
+    def _sequences(self, rows: int) -> Int32s:
+        """[T] the sequence that each row of a step advances."""
+        numbers = np.arange(self._batch.start, self._batch.stop, dtype=np.int32)
+        return np.repeat(numbers, rows // len(numbers))
+
+    def _positions(self, real_T: Bools) -> Int32s:
+        """[T] each row's place in its sequence, −1 for padding; the sequences are longer afterwards."""
+        real_BS = real_T.reshape(len(self._length_B), -1)
+        position_BS = np.where(real_BS, self._length_B[:, None] + real_BS.cumsum(axis=1, dtype=np.int32) - 1, -1)
+        self._length_B += real_BS.sum(axis=1, dtype=np.int32)
+        position_T: Int32s = position_BS.reshape(-1).astype(np.int32)
+        return position_T
+
+
+def _joined(arrays: Sequence[Float32s | None]) -> Float32s | None:
+    """One array of all steps, or None where scores are not recorded."""
+    there = [array for array in arrays if array is not None]
+    return np.concatenate(there) if there else None
+
+
+def _sound(*recorded: Float32s | None) -> Bools:
+    """[T] rows that hold numbers only."""
+    sound_T: Bools = np.logical_and.reduce(
+        [np.isfinite(array_TLN).all(axis=(1, 2)) for array_TLN in recorded if array_TLN is not None]
+    )
+    return sound_T
 
 
 class _Step:
@@ -138,9 +185,3 @@ class _Step:
             self.scores_TLN[:, layer] = tokens.scores_TN
         if self.selection_TLN is not None:
             self.selection_TLN[:, layer] = tokens.selection_scores_TN
-
-    def sound(self) -> Bools:
-        """[T] rows that hold numbers only."""
-        recorded = [a for a in (self.gates_TLK, self.scores_TLN, self.selection_TLN) if a is not None]
-        sound_T: Bools = np.logical_and.reduce([np.isfinite(array).all(axis=(1, 2)) for array in recorded])
-        return sound_T

@@ -19,12 +19,13 @@ from runtime.execution import ExpertExecution
 from runtime.launch import launch
 from runtime.options import RunOptions
 from runtime.policy.spec import parse_policy, resolve
+from runtime.policy.types import Tokens
 from runtime.simulate.placement import make_placement
 from runtime.simulate.records import PassFigures, PassSpec, SimulatedMachine
 from runtime.simulate.run import simulate
+from runtime.trace.live import RecordingObserver
 from runtime.trace.reader import TraceReader, partial_folder, read_trace
 from runtime.trace.records import Phase, ScoreFunction, TokenKind
-from runtime.trace.writer import TraceRecorder
 from runtime.trace_recording import RecordOptions, RecordReport, record_rank
 from runtime.worker import RankSession
 
@@ -201,20 +202,22 @@ def test_an_interrupted_recording_keeps_what_it_has(
     checkpoint: Checkpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "t.parquet"
-    write = TraceRecorder.write
+    see = RecordingObserver.see
 
-    def interrupted(self: TraceRecorder, chunk: object) -> None:
-        write(self, chunk)  # type: ignore[arg-type]  # handed on as it comes
-        if self.tokens > 100:
+    def interrupted(self: RecordingObserver, layer: int, tokens: Tokens) -> None:
+        see(self, layer, tokens)
+        if self.steps == 30 and layer == 1:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(TraceRecorder, "write", interrupted)
+    monkeypatch.setattr(RecordingObserver, "see", interrupted)
     arguments = ["trace", "record", str(checkpoint("qwen3_moe")), "-o", str(path), "--devices", "cpu:1"]
     result = CliRunner().invoke(app, [*arguments, "--prompts", str(_prompts(tmp_path)), "--max-new-tokens", "64"])
     assert result.exception is not None
     assert "kept in" in str(result.exception)
     assert not partial_folder(path).exists()
-    assert 100 < read_trace(path).tokens < 200
+    trace = read_trace(path)
+    assert set(trace.token_step_T) == set(range(30))
+    assert 30 < trace.tokens < 200
 
 
 def test_the_command(checkpoint: Checkpoint, tmp_path: Path) -> None:
