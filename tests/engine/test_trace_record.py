@@ -217,7 +217,6 @@ def test_an_interrupted_recording_keeps_what_it_has(
     assert not partial_folder(path).exists()
     trace = read_trace(path)
     assert set(trace.token_step_T) == set(range(30))
-    assert 30 < trace.tokens < 200
 
 
 def test_the_command(checkpoint: Checkpoint, tmp_path: Path) -> None:
