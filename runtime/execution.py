@@ -29,6 +29,7 @@ from runtime.experts.transfer import Request, TransferEngine
 from runtime.models.load import LoadedModel
 from runtime.models.router import RouterView, WeightRule, as_float64
 from runtime.parallel import Ranks
+from runtime.policy.guard import Brake
 from runtime.policy.make import make_policy
 from runtime.policy.spec import parse_policy
 from runtime.policy.types import SHARE_UNIT, Bools, Ints, LinkGroups, Machine, Policy, Routed, Tokens
@@ -81,6 +82,7 @@ class ExpertExecution:
         self.hidden_size = 0
         self.check_ranks = False
         self.observer: RoutingObserver = NoObserver()
+        self.brake: Brake | None = None
         self.context: StepContext | None = None
         self._ranks = ranks
         self._transfers = transfers
