@@ -12,6 +12,7 @@ from probes.text import first_line
 from runtime.cache import parse_cache
 from runtime.policy.spec import resolve
 from runtime.policy.types import PolicySpec
+from runtime.signals.collect import SignalFiles
 
 TIERS = ("device", "host", "disk")
 PHASES = ("all", "decode", "prefill")
@@ -27,7 +28,7 @@ class RunOptions:
     ``pairs`` None: as many interleaved pairs as fit ``seconds_for_pairs``. ``cache_experts``: cached experts per device
     over all layers; None: half of the device's own. ``phases``: where the policy applies; None: everywhere when
     offloading, decode alone on-device. ``held_out`` None: no quality is measured. ``notes``: remarks for the record.
-    ``partial_file``: where rank 0 leaves what is complete after every pair.
+    ``partial_file``: where rank 0 leaves what is complete after every pair. ``signals``: where it tells of every step.
     """
 
     model: Path
@@ -52,6 +53,7 @@ class RunOptions:
     notes: tuple[str, ...] = ()
     progress_file: Path | None = None
     partial_file: Path | None = None
+    signals: SignalFiles | None = None
 
     def __post_init__(self) -> None:
         for name, value, allowed in (

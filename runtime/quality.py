@@ -43,7 +43,8 @@ def measure_quality(
             mask = torch.cat([mask, mask.new_ones((len(ids), 1))], 1)
             token = ids[:, position : position + 1]
             expected, _ = model.step(token, mask, theirs, baseline, prefill=False, bypass_cache=True)
-            actual, _ = model.step(token, mask, ours, policy, prefill=False)
+            actual, record = model.step(token, mask, ours, policy, prefill=False)
+            model.signals.step(record, policy)
             rows.append(_compare(expected, actual, ids[:, position + 1]))
         for part, column in zip(parts, zip(*rows, strict=True), strict=True):
             part.append(torch.stack(column).mean(0))

@@ -33,11 +33,13 @@ from runtime.models.skeleton import build_skeleton, read_config
 from runtime.options import STAGING_SLOTS, RunOptions
 from runtime.parallel import Ranks, contiguous_placement, join, leave
 from runtime.policy.make import make_policy
-from runtime.policy.spec import parse_policy
+from runtime.policy.spec import format_policy, parse_policy
 from runtime.policy.types import Policy, PolicySpec
 from runtime.quality import measure_quality
 from runtime.recording import PassRecord
 from runtime.roofline import measure_roofline
+from runtime.signals.collect import open_signals
+from runtime.signals.step import StepsHeader
 from store.records import Quality, Roofline
 
 Batches = list[list[list[int]]]
@@ -129,9 +131,13 @@ class RankSession:
         self.model = LockstepModel(self.loaded, self.execution, self.device)
         self.router = make_policy(parse_policy("router"), offloading=options.offloading)
         self.progress = _Progress(options, ranks)
+        self.model.signals = open_signals(
+            options.signals if ranks.rank == 0 else None, self._steps_header, lambda: self.execution.brake
+        )
 
     def close(self) -> None:
         self.transfers.close()
+        self.model.signals.close()
         gc.unfreeze()
 
     def run(self) -> RankReport:
@@ -156,6 +162,7 @@ class RankSession:
             order = ((baseline, self.router), (treated, policy))
             for records, chosen in order if pair % 2 == 0 else order[::-1]:
                 self.execution.restore(snapshot)
+                self.model.signals.begin_pass("baseline" if records is baseline else "policy")
                 records.append(self.ranks.gather(self.run_pass(batch, chosen)))
                 self.progress.advance()
             self._keep(batches, policy, baseline, treated)
@@ -211,6 +218,16 @@ class RankSession:
             prompt_texts=tuple(decode(ids) for ids in batches[0]),
             baseline_texts=tuple(decode(ids) for ids in baseline[0][0].token_ids),
             treated_texts=tuple(decode(ids) for ids in treated[0][0].token_ids),
+        )
+
+    def _steps_header(self, model: str) -> StepsHeader:
+        return StepsHeader(
+            model=model,
+            devices=tuple(device.name for device in self.devices),
+            tier=self.options.tier,
+            policy=format_policy(self.options.policy),
+            moe_layers=len(self.index.reads),
+            num_experts=self.index.num_experts,
         )
 
     def _layout(self) -> tuple[CostTable | None, Layout]:
@@ -304,6 +321,7 @@ class RankSession:
     def _quality(self, held_out: list[list[int]], policy: Policy) -> Quality | None:
         if not held_out:
             return None
+        self.model.signals.begin_pass("quality")
         return measure_quality(
             self.model,
             held_out,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Protocol
 
@@ -15,6 +16,14 @@ from runtime.signals.step import BrakeState, StepsHeader, header_line, step_line
 
 if TYPE_CHECKING:
     from runtime.policy.guard import Brake
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignalFiles:
+    """Where rank 0 writes steps, and the name of the model to write into them."""
+
+    paths: tuple[Path, ...]
+    model: str
 
 
 class StepSignals(Protocol):
@@ -125,3 +134,12 @@ class LineSignals:
         if brake is None:
             return None
         return BrakeState(engaged=brake.engaged, trips=brake.trips, braked_layer_steps=brake.braked_steps)
+
+
+def open_signals(
+    files: SignalFiles | None, header: Callable[[str], StepsHeader], brake: Callable[[], Brake | None]
+) -> StepSignals:
+    """Signals to ``files``, or to nobody. ``header``: of a model's name. Raises ``RunError``."""
+    if files is None or not files.paths:
+        return NoSignals()
+    return LineSignals([StepLines(path, header(files.model)) for path in files.paths], brake)

@@ -36,7 +36,7 @@ class StepsHeader:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrakeState:
-    """The automatic brake after the step; counts are since the run began."""
+    """The automatic brake after the step; it starts anew, at 0, where measuring does."""
 
     engaged: bool
     trips: int
