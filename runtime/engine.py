@@ -19,6 +19,7 @@ from runtime.models.load import LoadedModel
 from runtime.parallel import Ranks
 from runtime.policy.types import Policy
 from runtime.recording import PassRecord, StepRecord
+from runtime.signals.collect import NoSignals, StepSignals
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +42,7 @@ class LockstepModel:
 
     def __init__(self, loaded: LoadedModel, execution: ExpertExecution, device: torch.device) -> None:
         self.device = device
+        self.signals: StepSignals = NoSignals()
         self._model = loaded.model
         self._execution = execution
         parameters = inspect.signature(loaded.model.forward).parameters
@@ -102,6 +104,7 @@ def generate(
     token_ids = [chosen.tolist()]  # reaches the host: the token exists when the clock is read
     first = last = time.perf_counter()
     steps = [record]
+    model.signals.step(record, phases.prefill)
     while len(token_ids) < max_new_tokens:
         mask = torch.cat([mask, mask.new_ones((len(prompts), 1))], 1)
         logits, record = model.step(chosen[:, None], mask, key_values, phases.decode, prefill=False)
@@ -110,6 +113,7 @@ def generate(
         now = time.perf_counter()
         record.seconds, last = now - last, now
         steps.append(record)
+        model.signals.step(record, phases.decode)
     return PassRecord(
         ttft_seconds=first - submitted,
         tpot_seconds=(last - first) / max(1, max_new_tokens - 1),
