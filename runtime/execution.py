@@ -362,6 +362,10 @@ class _Plan:
         self.stage([], layer, [expert for expert, slot in slots.items() if slot is None], staging)
 
 
+MOST_GROUPS = 1023
+"""How many experts torch's grouped matmul takes at once on a GPU."""
+
+
 class StockKernel:
     """The model's own expert arithmetic, over slots, and its own order of reduction."""
 
@@ -373,10 +377,9 @@ class StockKernel:
         implementation = getattr(getattr(module, "config", None), "_experts_implementation", None)
         self._one_by_one = implementation in (None, "eager")
         matmuls = implementation in ("eager", "grouped_mm") and _plainly_gated(module, pool)
-        self._outputs = self._loop if matmuls else self._whole
-        module.num_experts = pool.slots  # type: ignore[assignment]  # a plain int on these modules
-        for name, parameter in pool.parameters.items():
-            module._parameters[name] = parameter
+        self._outputs = self._loop if matmuls else self._windowed
+        self._pool = pool
+        self._show(0, pool.slots)
 
     def row_order(self, ids_TK: Ints) -> Ints:
         """[R] the order in which the stock kernel takes an expert's rows, since a row's place among them shows in the
@@ -400,6 +403,26 @@ class StockKernel:
         taken_PH = hidden_TH[torch.from_numpy(rows_P // ids_TK.shape[1]).to(device)]
         rows_RH[torch.from_numpy(rows_P).to(device)] = self._outputs(taken_PH, slots_R[rows_P])
 
+    def _windowed(self, taken_PH: torch.Tensor, slots_P: Ints) -> torch.Tensor:
+        """``_whole`` over few enough neighbouring slots at a time (``slots_P`` ascends)."""
+        starts = window_starts(slots_P, MOST_GROUPS)
+        if self._pool.slots <= MOST_GROUPS or not len(starts):
+            return self._whole(taken_PH, slots_P)
+        parts = []
+        for start, stop in zip(starts, [*starts[1:], len(slots_P)], strict=True):
+            first, last = int(slots_P[start]), int(slots_P[stop - 1])
+            self._show(first, last + 1)
+            parts.append(self._whole(taken_PH[start:stop], slots_P[start:stop] - first))
+        self._show(0, self._pool.slots)
+        return torch.cat(parts)
+
+    def _show(self, first: int, stop: int) -> None:
+        """Let the module have slots [first, stop) alone."""
+        whole = stop - first == self._pool.slots
+        self._module.num_experts = stop - first
+        for name, parameter in self._pool.parameters.items():
+            self._module._parameters[name] = parameter if whole else parameter[first:stop]
+
     def _whole(self, taken_PH: torch.Tensor, slots_P: Ints) -> torch.Tensor:
         """Any family: the module's own forward, every (token, slot) as a token of its own with weight 1."""
         # The grouped kernels sort by slot once more, which must find each slot's rows in the order that they have here.
@@ -414,8 +437,8 @@ class StockKernel:
         return outputs_PH[place]
 
     def _loop(self, taken_PH: torch.Tensor, slots_P: Ints) -> torch.Tensor:
-        """Plainly gated experts on a CPU, one after the other: the grouped kernel there walks through all slots, and
-        takes longer for the empty ones than for a decode step's few rows. Same matmuls, same bits."""
+        """Plainly gated experts one after the other: where this is used, the grouped kernel walks through all slots,
+        and takes longer for the empty ones than for a decode step's few rows. Same matmuls, same bits."""
         module = self._module
         outputs_PH = torch.empty_like(taken_PH)
         starts = np.flatnonzero(np.diff(slots_P, prepend=-1))
@@ -443,14 +466,25 @@ class StockKernel:
         return total_TH
 
 
+def window_starts(slots_P: Ints, size: int) -> list[int]:
+    """Where to cut ascending ``slots_P`` so that the slots of each part lie within ``size`` neighbours; none empty."""
+    starts = []
+    at = 0
+    while at < len(slots_P):
+        starts.append(at)
+        at = int(np.searchsorted(slots_P, slots_P[at] + size))
+    return starts
+
+
 def _plainly_gated(module: torch.nn.Module, pool: SlotPool) -> bool:
-    """Whether experts are gate_up_proj, a gate, down_proj and nothing else, on a CPU."""
+    """Whether experts are gate_up_proj, a gate, down_proj and nothing else, where no grouped kernel serves them well:
+    a GPU has one for bfloat16 alone, and goes through all slots for other numbers."""
     plain = {"has_gate": True, "has_bias": False, "is_transposed": False, "has_post_expert_norm": False}
     return (
         all(getattr(module, name, None) is value for name, value in plain.items())
         and hasattr(module, "_apply_gate")
         and set(pool.parameters) == {"gate_up_proj", "down_proj"}
-        and all(parameter.device.type == "cpu" for parameter in pool.parameters.values())
+        and all(p.device.type == "cpu" or p.dtype is not torch.bfloat16 for p in pool.parameters.values())
     )
 
 
