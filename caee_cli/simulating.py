@@ -23,6 +23,7 @@ class SimulationRequest:
     trace: Path
     scenario: Scenario
     machine: MachineRequest
+    layers: int | None
     num_experts: int | None
     load_profile: Path | None
     output: Path | None
@@ -37,6 +38,7 @@ def request_of(
     seconds_per_expert: str | None,
     expert_bytes: str | None,
     model: Path | None,
+    layers: int | None,
     num_experts: int | None,
     load_profile: Path | None,
     output: Path | None,
@@ -63,6 +65,7 @@ def request_of(
         trace=trace,
         scenario=Scenario(**given),
         machine=MachineRequest(seconds_per_expert=_numbers(seconds_per_expert), expert_bytes=size, **machine),
+        layers=layers,
         num_experts=num_experts,
         load_profile=load_profile,
         output=output,
@@ -79,13 +82,15 @@ def simulate_and_store(request: SimulationRequest, store: Store) -> dict[str, An
     from runtime.simulate.scenario import make_plan
     from runtime.simulate.source import open_for_replay, read_loads
     from runtime.trace.importers.formats import ImportOptions
+    from runtime.trace.layers import FirstLayers
 
     loads = None if request.load_profile is None else read_loads(request.load_profile)
     options = ImportOptions(num_experts=request.num_experts)
     with (
         _progress("reading", request.trace) as reading,
-        open_for_replay(request.trace, options, on_progress=reading) as source,
+        open_for_replay(request.trace, options, on_progress=reading) as whole,
     ):
+        source = whole if request.layers is None else FirstLayers(whole, request.layers)
         plan = make_plan(
             request.scenario, source, lambda tier: machine_for(request.machine, store.calibration, tier), loads
         )
@@ -100,6 +105,7 @@ def simulate_and_store(request: SimulationRequest, store: Store) -> dict[str, An
                 plan.passes,
                 batch_size=plan.batch_size,
                 warmup_steps=request.scenario.warmup_steps,
+                steps=request.scenario.steps,
                 index=plan.index,
                 progress=progress,
                 stop=lambda: stopping.asked,

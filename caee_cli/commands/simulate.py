@@ -47,6 +47,12 @@ def command(
         typer.Option("--batch-size", metavar="B|recorded", help="Default: recorded where there are step ids, else 8."),
     ] = None,
     warmup_steps: Annotated[int, typer.Option("--warmup-steps", min=0, help="Steps that count in no figure.")] = 0,
+    steps: Annotated[
+        int | None, typer.Option("--steps", min=1, help="How many count at most, after the warm-up. Default: all.")
+    ] = None,
+    layers: Annotated[
+        int | None, typer.Option("--layers", min=1, help="Replay the first so many MoE layers. Default: all.")
+    ] = None,
     seconds_per_expert: Annotated[
         str | None, typer.Option("--seconds-per-expert", metavar="S[,S…]", help="To move one, on all or each device.")
     ] = None,
@@ -91,6 +97,7 @@ def command(
             "tiers": tier,
             "batch_size": batch_size,
             "warmup_steps": warmup_steps,
+            "steps": steps,
         },
         machine={
             "devices": devices,
@@ -102,6 +109,7 @@ def command(
         seconds_per_expert=seconds_per_expert,
         expert_bytes=expert_bytes,
         model=model,
+        layers=layers,
         num_experts=num_experts,
         load_profile=load_profile,
         output=output,

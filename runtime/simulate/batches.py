@@ -83,7 +83,7 @@ class Batching:
     def blocks(self, max_steps: int = MAX_BLOCK_STEPS) -> Iterator[Block]:
         """The steps in blocks of at most ``max_steps``, from one read of the trace."""
         if self.batch_size is None:
-            return _recorded(self.source, self.in_order, max_steps)
+            return _first_steps(_recorded(self.source, self.in_order, max_steps), self.steps)
         return _advance(self.source, self.batch_size, self.segments, self.steps, max_steps)
 
 
@@ -97,22 +97,40 @@ class Segment:
     last_step: int
 
 
-def plan(source: TraceSource, index: TraceIndex, batch_size: int | None) -> Batching:
+def plan(source: TraceSource, index: TraceIndex, batch_size: int | None, *, most_steps: int | None = None) -> Batching:
     """Batches of ``batch_size`` sequences in file order, one decode token each per step; None: as recorded.
 
     A sequence that ends is replaced at the next step by the next unused one; the run ends when a slot cannot be
-    filled. Sequences without a decode token do not count. Raises ``UsageError`` where that yields no step.
+    filled. Sequences without a decode token do not count. ``most_steps``: end after so many steps at the latest.
+    Raises ``UsageError`` where that yields no step.
     """
     if batch_size is None:
         if not index.steps:
             raise UsageError(
                 "the trace has no recorded steps", hint="choose how many sequences run together: --batch-size 8"
             )
-        return Batching(steps=index.steps, source=source, batch_size=None, segments=(), in_order=index.steps_in_order)
+        return Batching(
+            steps=_at_most(index.steps, most_steps),
+            source=source,
+            batch_size=None,
+            segments=(),
+            in_order=index.steps_in_order,
+        )
     if batch_size < 1:
         raise UsageError(f"batch size {batch_size} is below 1")
     segments, steps = _fill_slots(index.decode_tokens_S, batch_size)
-    return Batching(steps=steps, source=source, batch_size=batch_size, segments=segments, in_order=True)
+    steps = _at_most(steps, most_steps)
+    return Batching(
+        steps=steps,
+        source=source,
+        batch_size=batch_size,
+        segments=tuple(segment for segment in segments if segment.first_step < steps),
+        in_order=True,
+    )
+
+
+def _at_most(steps: int, most_steps: int | None) -> int:
+    return steps if most_steps is None else min(steps, most_steps)
 
 
 def _fill_slots(decode_tokens_S: Int64s, batch_size: int) -> tuple[tuple[Segment, ...], int]:
@@ -213,6 +231,17 @@ def _recorded(source: TraceSource, in_order: bool, max_steps: int) -> Iterator[B
         rows, step = join_rows(held), np.concatenate(steps)
         order = np.argsort(step, kind="stable")
         yield from _cut_steps(rows.pick(lambda array: array[order]), step[order], source.meta, max_steps)
+
+
+def _first_steps(blocks: Iterator[Block], steps: int) -> Iterator[Block]:
+    """The first ``steps`` steps of ``blocks``."""
+    left = steps
+    for block in blocks:
+        if block.steps >= left:
+            yield Block(offsets_S1=block.offsets_S1[: left + 1], rows=block.rows.cut(0, int(block.offsets_S1[left])))
+            return
+        left -= block.steps
+        yield block
 
 
 def _cut_steps(rows: Rows, step: Int64s, meta: TraceMeta, max_steps: int) -> Iterator[Block]:

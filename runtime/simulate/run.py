@@ -22,22 +22,24 @@ def simulate(
     *,
     batch_size: int | None = None,
     warmup_steps: int = 0,
+    steps: int | None = None,
     index: TraceIndex | None = None,
     progress: Callable[[int, int], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Simulation:
     """Every pass's figures over the same steps.
 
-    ``batch_size`` None replays the recorded steps. Warm-up steps run and count in no figure. ``index``: of this
-    source, if it is known already. ``progress`` is told steps done and steps in all. ``stop`` is asked between blocks:
-    once it says so, what was replayed is complete and is returned as ``interrupted``.
+    ``batch_size`` None replays the recorded steps. Warm-up steps run and count in no figure; ``steps``: how many count
+    at most, None: all. ``index``: of this source, if it is known already. ``progress`` is told steps done and steps in
+    all. ``stop`` is asked between blocks: once it says so, what was replayed is complete and is returned as
+    ``interrupted``.
 
     Raises ``UsageError`` for a batch size or warm-up that leaves no step, and ``TraceError`` for a trace that cannot
     be replayed.
     """
     check_trace(source.meta)
     index = index or index_of(source)
-    batching = plan(source, index, batch_size)
+    batching = plan(source, index, batch_size, most_steps=None if steps is None else max(0, warmup_steps) + steps)
     if warmup_steps < 0 or batching.steps <= warmup_steps:
         raise UsageError(
             f"no step is left after {warmup_steps} warm-up steps: the run has {batching.steps}",
@@ -45,8 +47,8 @@ def simulate(
         )
     meta = source.meta
     running = [make_pass(each, top_k=meta.top_k, has_scores=meta.scores_recorded) for each in passes]
-    steps = _replay(batching, passes, running, warmup_steps, progress, stop)
-    if steps <= warmup_steps:
+    replayed = _replay(batching, passes, running, warmup_steps, progress, stop)
+    if replayed <= warmup_steps:
         raise UsageError("stopped during the warm-up: nothing was measured yet")
     layers = [meta.layer_numbers[layer] for layer in main_layers(meta)]
     return Simulation(
@@ -60,7 +62,7 @@ def simulate(
         batch_size=batch_size,
         warmup_steps=warmup_steps,
         planned_steps=batching.steps,
-        interrupted=steps < batching.steps,
+        interrupted=replayed < batching.steps,
         passes=tuple(
             figures_of(each, done.counts(), layers, has_scores=meta.scores_recorded)
             for each, done in zip(passes, running, strict=True)

@@ -31,7 +31,7 @@ class Scenario:
     """Everything to simulate, as it is written on the command line; every combination becomes a pass.
 
     ``cache_experts`` empty: half of each device's experts. ``batch_size``: a number, ``recorded``, or None for the
-    recorded steps where there are any.
+    recorded steps where there are any. ``steps``: how many count at most, after the warm-up; None: all there are.
     """
 
     policies: tuple[str, ...] = ("router", "caee")
@@ -41,6 +41,7 @@ class Scenario:
     tiers: tuple[str, ...] = ("host",)
     batch_size: str | None = None
     warmup_steps: int = 0
+    steps: int | None = None
 
     def __post_init__(self) -> None:
         for tier in self.tiers:
@@ -50,6 +51,8 @@ class Scenario:
             raise UsageError("a cache cannot hold fewer than 0 experts (--cache-experts)")
         if self.warmup_steps < 0:
             raise UsageError("--warmup-steps cannot be below 0")
+        if self.steps is not None and self.steps < 1:
+            raise UsageError(f"--steps {self.steps} is below 1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +81,7 @@ def make_plan(
     caches = [parse_cache(text) for text in scenario.caches]
     machines = [machine_of(tier) for tier in scenario.tiers]
     index = index_of(source)
-    batch_size = _batch_size(scenario.batch_size, index)
+    batch_size = batch_size_of(scenario.batch_size, index)
     batching = plan(source, index, batch_size)
     loads_LN = _loads(scenario, batching, loads)
     passes = [
@@ -115,7 +118,8 @@ def half_of(placement: Placement, devices: int) -> int:
     return max(1, int(np.bincount(held, minlength=devices).max()) // 2)
 
 
-def _batch_size(written: str | None, index: TraceIndex) -> int | None:
+def batch_size_of(written: str | None, index: TraceIndex) -> int | None:
+    """Sequences that advance together; None for the recorded steps, which is the default where there are any."""
     if written == RECORDED or (written is None and index.steps):
         return None
     if written is None:

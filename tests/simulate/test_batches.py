@@ -15,6 +15,7 @@ from runtime.simulate import batches
 from runtime.simulate.batches import Block, plan
 from runtime.simulate.index import index_of
 from runtime.trace.chunking import new_chunk
+from runtime.trace.layers import FirstLayers
 from runtime.trace.records import Phase, RoutingTrace, TokenKind, TraceMeta
 
 
@@ -79,6 +80,35 @@ def test_sequences_fill_slots_in_file_order(
     steps = steps_of(batching.blocks(max_steps))
     assert steps == walk(lengths, batch_size)
     assert batching.steps == len(steps)
+
+
+@given(lengths=LENGTHS, data=st.data(), max_steps=st.integers(1, 7), recorded=st.booleans())
+def test_fewer_steps_are_the_first_ones(
+    lengths: list[int], data: Any, max_steps: int, recorded: bool, in_memory: Any
+) -> None:
+    trace = numbered(lengths)
+    if recorded:
+        trace = dataclasses.replace(trace, token_step_T=np.sort(trace.token_position_T).astype(np.int64))
+    source = in_memory(trace)
+    batch_size = None if recorded else data.draw(st.integers(1, sum(1 for length in lengths if length)))
+    whole = plan(source, index_of(source), batch_size)
+    most = data.draw(st.integers(1, whole.steps + 2))
+    part = plan(source, index_of(source), batch_size, most_steps=most)
+    assert steps_of(part.blocks(max_steps)) == steps_of(whole.blocks())[:most]
+    assert part.steps == min(most, whole.steps)
+
+
+def test_the_first_layers_are_a_trace_of_their_own(in_memory: Any, make_trace: Any) -> None:
+    trace = make_trace(layers=4, scores=True)
+    whole = in_memory(dataclasses.replace(trace, meta=dataclasses.replace(trace.meta, draft_layers=(1,))))
+    first = FirstLayers(whole, 2)
+    assert first.meta.layer_numbers == (0, 2)
+    rows, all_rows = (next(plan(each, index_of(each), 2).blocks()).rows for each in (first, whole))
+    np.testing.assert_array_equal(rows.ids_RLK, all_rows.ids_RLK[:, :2])
+    np.testing.assert_array_equal(rows.gates_RLK, all_rows.gates_RLK[:, :2])
+    np.testing.assert_array_equal(rows.scores_RLN, all_rows.scores_RLN[:, :2])
+    with pytest.raises(UsageError, match="--layers 4 is not possible: the trace has 3 MoE layers"):
+        FirstLayers(whole, 4)
 
 
 @given(lengths=LENGTHS, seed=st.integers(0, 99), chunk=st.integers(1, 20))

@@ -70,6 +70,19 @@ def test_json_is_one_document_that_the_store_keeps(run: Run, trace: Path, tmp_pa
         assert store.simulation(document["simulation_id"]) == document
 
 
+def test_the_first_layers_and_steps(run: Run, trace: Path) -> None:
+    given = (trace, "--seconds-per-expert", "0.001", "--devices", 2, "--batch-size", 2, "--cache-experts", 4, "--json")
+    few = json.loads(run(*given, "--warmup-steps", 3, "--steps", 5, "--layers", 2).stdout)
+    assert few["trace"]["planned_steps"] == 8
+    assert few["trace"]["moe_layers"] == 2
+    for policy in few["policies"]:
+        assert policy["steps"] == 5
+        assert [layer["layer"] for layer in policy["layers"]] == [0, 1]
+    refused = run(*given, "--layers", 4)
+    assert refused.returncode == 2
+    assert "--layers 4 is not possible: the trace has 3 MoE layers" in refused.stderr
+
+
 def test_a_table_and_a_page(run: Run, trace: Path, tmp_path: Path) -> None:
     arguments = (trace, "--seconds-per-expert", 0.001, "--devices", 2, "-o", "page.html")
     done = run(*arguments)
