@@ -34,7 +34,8 @@ from runtime.policy.make import make_policy
 from runtime.policy.spec import parse_policy
 from runtime.policy.types import SHARE_UNIT, Bools, Ints, LinkGroups, Machine, Policy, Routed, Tokens
 from runtime.prefetch import prefetch_idle
-from runtime.recording import Counts, LayerStep, StepRecord
+from runtime.recording import BrakeStep, Counts, LayerStep, StepRecord, Timers
+from runtime.shadow import relative_error
 from runtime.trace.live import NoObserver, RoutingObserver
 
 
@@ -162,11 +163,16 @@ class ExpertExecution:
         plan = self._plan(layer, context, ids_TK, own_TK)
         decided = time.perf_counter()
         timers.decide += decided - start
-        rows_RH = self._compute(plan, kernel, hidden_states, ids_TK, context)
+        rows_RH = self._compute(plan, kernel, hidden_states, ids_TK, timers)
         computed = time.perf_counter()
         self._ranks.sum_(rows_RH)
         timers.exchange += time.perf_counter() - computed
-        return kernel.reduce(rows_RH, weights_TK, ids_TK)
+        output_TH = kernel.reduce(rows_RH, weights_TK, ids_TK)
+        if self._sample_is_due(context):
+            changed = not np.array_equal(ids_TK, own_TK)
+            own = (own_TK, top_k_weights) if changed else None
+            self._sample(layer, kernel, context, hidden_states, own, output_TH)
+        return output_TH
 
     # decide -----------------------------------------------------------------------------------------------------------
 
@@ -185,7 +191,11 @@ class ExpertExecution:
         machine = self._machine(layer)
         # Bad scores never stop a live run: the layer falls back to the router's own choice, and is counted.
         sound = bool(np.isfinite(tokens.gates_TK[context.real_T]).all())
-        policy = context.policy if sound else self._router_policy
+        # The brake watches a policy, not the router itself, and no pass beside the caches.
+        is_watched = not context.bypass_cache and context.policy.spec.name != "router"
+        brake = self.brake if is_watched else None
+        braked = brake is not None and not brake.advance()
+        policy = context.policy if sound and not braked else self._router_policy
         if not sound:
             tokens = dataclasses.replace(tokens, gates_TK=np.ones_like(tokens.gates_TK))
         summary = policy.summarise(tokens, machine)
@@ -204,6 +214,7 @@ class ExpertExecution:
                 importance_highest=float(importance.max(initial=0)) * scale,
                 importance_lowest=float(importance.min(initial=SHARE_UNIT)) * scale if len(importance) else 0.0,
                 fell_back=not sound,
+                brake=None if brake is None else BrakeStep(braked),
             )
         )
         return routed.topk_ids_TK, _merge_weights(own_TK, routed, top_k_weights)
@@ -311,10 +322,9 @@ class ExpertExecution:
             self._held[request.slot] = request.layer * self.num_experts + request.expert
 
     def _compute(
-        self, plan: _Plan, kernel: StockKernel, hidden_TH: torch.Tensor, ids_TK: Ints, context: StepContext
+        self, plan: _Plan, kernel: StockKernel, hidden_TH: torch.Tensor, ids_TK: Ints, timers: Timers
     ) -> torch.Tensor:
         """Rows [R, H] of this device's experts, zero elsewhere; fetches run beside the experts already there."""
-        timers = context.record.timers
         rows_RH = hidden_TH.new_zeros((ids_TK.size, hidden_TH.shape[-1]))
         groups = [plan.ready, *({r.expert: r.slot for r in wave} for wave in plan.waves)]
         order_R = kernel.row_order(ids_TK)
@@ -335,6 +345,47 @@ class ExpertExecution:
             ticket.wait()
             timers.fetch_wait += time.perf_counter() - waited
         return rows_RH
+
+    # the brake's shadow samples ---------------------------------------------------------------------------------------
+
+    def _sample_is_due(self, context: StepContext) -> bool:
+        """Whether this layer-step is computed both ways: while decoding, where the policy acted on sound scores."""
+        step = context.record.layers[-1]
+        if self.brake is None or step.brake is None or context.record.prefill or not context.real_T.any():
+            return False
+        return self.brake.sample_due and not step.fell_back
+
+    def _sample(
+        self,
+        layer: int,
+        kernel: StockKernel,
+        context: StepContext,
+        hidden_TH: torch.Tensor,
+        own: tuple[Ints, torch.Tensor] | None,
+        policy_TH: torch.Tensor,
+    ) -> None:
+        """Compute the layer as the router itself would (``own``: its ids and weights; None: as it was), beside the
+        caches, and tell the brake how far ``policy_TH`` is from that. The time it takes is counted apart."""
+        assert self.brake is not None
+        self._transfers.synchronize()  # what was queued before is not the sample's
+        start = time.perf_counter()
+        error, fetches = 0.0, 0
+        if own is not None:
+            own_TK, weights_TK = own
+            fetches = int(self._missing(layer, own_TK).sum())
+            experts = np.unique(own_TK[own_TK >= 0])
+            here = experts[self.layout.placement_N[experts] == self._ranks.rank]
+            plan = _Plan()
+            plan.bypass(layer, self.books[self._ranks.rank], here, self._staging)
+            rows_RH = self._compute(plan, kernel, hidden_TH, own_TK, Timers())
+            self._ranks.sum_(rows_RH)
+            error = relative_error(policy_TH, kernel.reduce(rows_RH, weights_TK, own_TK), context.real_T)
+            error = float(self._ranks.from_first(error))  # ranks on unlike hosts may round a norm otherwise
+        trips = self.brake.trips
+        self.brake.observe(error)
+        step = context.record.layers[-1]
+        step.brake = BrakeStep(braked=False, error=error, fetches=fetches, tripped=self.brake.trips > trips)
+        context.record.timers.shadow += time.perf_counter() - start
 
 
 class _Plan:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from probes.errors import CheckpointError, UsageError
+from probes.errors import CheckpointError, InputError, UsageError
 from probes.records import Calibration, Device
 from probes.text import first_line
 from runtime.cache import parse_cache
+from runtime.policy.guard import BrakeSettings
 from runtime.policy.spec import resolve
 from runtime.policy.types import PolicySpec
 from runtime.signals.collect import SignalFiles
@@ -19,6 +21,8 @@ PHASES = ("all", "decode", "prefill")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 STAGING_SLOTS = 8
 """Experts beyond the cache that one wave can hold; more run in further waves."""
+CUT_BATCHES = 4
+"""How many batches of prompts are cut from a text with --input-len."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +31,9 @@ class RunOptions:
 
     ``pairs`` None: as many interleaved pairs as fit ``seconds_for_pairs``. ``cache_experts``: cached experts per device
     over all layers; None: half of the device's own. ``phases``: where the policy applies; None: everywhere when
-    offloading, decode alone on-device. ``held_out`` None: no quality is measured. ``notes``: remarks for the record.
+    offloading, decode alone on-device. ``brake`` None: none watches the policy. ``held_out`` None: no quality is
+    measured. ``notes``: remarks for the record.
+    ``input_len``: prompts of so many tokens are cut from ``prompts``; None: they are run as they are.
     ``partial_file``: where rank 0 leaves what is complete after every pair. ``signals``: where it tells of every step.
     """
 
@@ -42,11 +48,13 @@ class RunOptions:
     cache_experts: int | None = None
     batch_size: int = 8
     max_new_tokens: int = 48
+    input_len: int | None = None
     pairs: int | None = None
     seconds_for_pairs: float = 20.0
     quality_sequences: int = 24
     quality_tokens: int = 96
     phases: str | None = None
+    brake: BrakeSettings | None = None
     dtype: str = "auto"
     seed: int = 0
     check_ranks: bool = False
@@ -66,6 +74,7 @@ class RunOptions:
         for name, number, least in (
             ("batch-size", self.batch_size, 1),
             ("max-new-tokens", self.max_new_tokens, 2),
+            ("input-len", 1 if self.input_len is None else self.input_len, 1),
             ("pairs", 1 if self.pairs is None else self.pairs, 1),
             ("cache-experts", 1 if self.cache_experts is None else self.cache_experts, 1),
             ("devices", len(self.devices), 1),
@@ -85,6 +94,11 @@ class RunOptions:
     @property
     def offloading(self) -> bool:
         return self.tier != "device"
+
+    @property
+    def prompt_count(self) -> int:
+        """How many prompts there are to run."""
+        return len(self.prompts) if self.input_len is None else CUT_BATCHES * self.batch_size
 
     def applies(self, phase: str) -> bool:
         """Whether the policy applies in ``prefill`` or ``decode``."""
@@ -122,17 +136,43 @@ def _download(name: str) -> Path:
 
 
 def read_text(path: Path) -> str:
-    """A UTF-8 text file. Raises ``UsageError``."""
+    """A UTF-8 text file. Raises ``InputError``."""
     try:
         return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read {path}: {error}", hint="give a UTF-8 text file") from error
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}", hint="give a UTF-8 text file") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"cannot read {path}: {error}", hint="give a UTF-8 text file") from error
 
 
 def read_prompts(path: Path) -> tuple[str, ...]:
-    """One prompt per non-empty line of a UTF-8 text file. Raises ``UsageError``."""
-    text = read_text(path)
-    prompts = tuple(line for line in text.splitlines() if line.strip())
-    if not prompts:
-        raise UsageError(f"{path} holds no prompt", hint="write one prompt per line")
-    return prompts
+    """One prompt per non-empty line of a UTF-8 text file, or of JSON lines that are objects with a ``prompt``.
+
+    The file is read as JSON lines where its name ends in .jsonl, or its first line is such an object. Raises
+    ``InputError``.
+    """
+    lines = [(number, line) for number, line in enumerate(read_text(path).splitlines(), 1) if line.strip()]
+    if lines and (path.suffix == ".jsonl" or _prompt_of(lines[0][1]) is not None):
+        return tuple(_json_prompt(path, number, line) for number, line in lines)
+    if not lines:
+        raise InputError(f"{path} holds no prompt", hint="write one prompt per line")
+    return tuple(line for _, line in lines)
+
+
+def _json_prompt(path: Path, number: int, line: str) -> str:
+    prompt = _prompt_of(line)
+    if prompt is None:
+        raise InputError(
+            f"{path}, line {number}: this is no JSON object with a text as its prompt",
+            hint='write each line as {"prompt": "…"}, or a plain file with one prompt per line',
+        )
+    return prompt
+
+
+def _prompt_of(line: str) -> str | None:
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    prompt = found.get("prompt") if isinstance(found, dict) else None
+    return prompt if isinstance(prompt, str) and prompt.strip() else None

@@ -13,9 +13,27 @@ import numpy.typing as npt
 Counts = npt.NDArray[np.int32]
 
 
+@dataclass(frozen=True, slots=True)
+class BrakeStep:
+    """What the automatic brake did in one layer-step.
+
+    ``braked``: the router's own choice was in force. ``error``: of a shadow sample, None where none was taken;
+    ``fetches``: what that sample fetched, over all devices, which no other figure includes. ``tripped``: the sample
+    made the brake act.
+    """
+
+    braked: bool
+    error: float | None = None
+    fetches: int = 0
+    tripped: bool = False
+
+
 @dataclass(slots=True)
 class LayerStep:
-    """One layer of one forward pass. ``misses_before_D``: what the router's own choice would have fetched."""
+    """One layer of one forward pass. ``misses_before_D``: what the router's own choice would have fetched.
+
+    ``brake``: None where no brake watches the policy.
+    """
 
     layer: int
     misses_before_D: Counts
@@ -26,16 +44,21 @@ class LayerStep:
     importance_highest: float
     importance_lowest: float
     fell_back: bool
+    brake: BrakeStep | None = None
 
 
 @dataclass(slots=True)
 class Timers:
-    """Seconds spent in the MoE layers of one forward pass on this rank, by where they went."""
+    """Seconds spent in the MoE layers of one forward pass on this rank, by where they went.
+
+    ``shadow``: in the brake's shadow samples; it is in none of the others, nor in the times of its step and pass.
+    """
 
     decide: float = 0.0
     fetch_wait: float = 0.0
     experts: float = 0.0
     exchange: float = 0.0
+    shadow: float = 0.0
 
 
 @dataclass(slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import math
 import uuid
 from collections.abc import Callable, Iterable, Sequence
 
@@ -19,6 +20,7 @@ from runtime.recording import Counts, PassRecord, StepRecord
 from runtime.statistics import estimate, paired_ratio
 from runtime.worker import RankReport
 from store.records import (
+    BrakeStatistics,
     LayerCost,
     PassStatistics,
     PolicyChoice,
@@ -75,6 +77,7 @@ def run_record(options: RunOptions, report: RankReport, fingerprint: Fingerprint
         ),
         warnings=_warnings(options, report),
         roofline=report.roofline,
+        brake=_brake(options, report),
     )
 
 
@@ -101,6 +104,32 @@ def _pass_statistics(
         output_digest=_digest(passes),
         dispatches=int(dispatched.sum()),
         predicted_tpot_seconds=None if costs is None else predicted_tpot(costs, misses, dispatched),
+    )
+
+
+def _brake(options: RunOptions, report: RankReport) -> BrakeStatistics | None:
+    """What the brake did in all steps of the policy's passes, prefill included."""
+    if options.brake is None:
+        return None
+    steps = [step for record in report.treated[0] for step in record.steps]
+    watched = [layer.brake for step in steps for layer in step.layers if layer.brake is not None]
+    samples = [each.error for each in watched if each.error is not None]
+    errors = [error for error in samples if math.isfinite(error)]
+    quality = report.quality_brake if report.quality is not None else None
+    return BrakeStatistics(
+        budget=options.brake.budget,
+        sample_every=options.brake.sample_every,
+        layer_steps=len(watched),
+        braked_layer_steps=sum(each.braked for each in watched),
+        samples=len(samples),
+        mean_error=float(np.mean(errors)) if errors else None,
+        highest_error=max(errors, default=None),
+        trips=sum(each.tripped for each in watched),
+        shadow_seconds=sum(step.timers.shadow for step in steps),
+        shadow_fetches=sum(each.fetches for each in watched),
+        quality_layer_steps=None if quality is None else quality.layer_steps,
+        quality_braked_layer_steps=None if quality is None else quality.braked_steps,
+        quality_trips=None if quality is None else quality.trips,
     )
 
 
@@ -195,7 +224,8 @@ def _workload(options: RunOptions, report: RankReport, pairs: int) -> Workload:
     return Workload(
         batch_size=report.batch_size,
         max_new_tokens=options.max_new_tokens,
-        prompts=len(options.prompts),
+        prompts=options.prompt_count,
+        input_len=options.input_len,
         pairs=pairs,
         seed=options.seed,
         dtype=report.dtype,
@@ -220,12 +250,12 @@ def _warnings(options: RunOptions, report: RankReport) -> tuple[str, ...]:
     if report.read_reason is not None and options.tier == "disk":
         found.append(f"reads were not direct ({report.read_reason}): the page cache may hide the cost of fetches")
     if report.batch_size < options.batch_size:
-        found.append(f"only {len(options.prompts)} prompts: the batch size is {report.batch_size}")
+        found.append(f"only {options.prompt_count} prompts: the batch size is {report.batch_size}")
     pairs = len(report.baseline[0])
-    used = min(pairs, len(options.prompts) // report.batch_size) * report.batch_size
-    if used < len(options.prompts):
+    used = min(pairs, options.prompt_count // report.batch_size) * report.batch_size
+    if options.input_len is None and used < options.prompt_count:
         found.append(
-            f"only the first {used} of {len(options.prompts)} prompts were used: {pairs} pairs, {report.batch_size} "
+            f"only the first {used} of {options.prompt_count} prompts were used: {pairs} pairs, {report.batch_size} "
             "prompts each"
         )
     fallbacks = sum(layer.fell_back for record in report.treated[0] for step in record.steps for layer in step.layers)

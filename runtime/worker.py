@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import itertools
 import json
 import os
 import pickle
@@ -28,10 +29,12 @@ from runtime.execution import ExpertExecution, Layout
 from runtime.experts.index import ExpertIndex, index_experts
 from runtime.experts.pool import SlotPool
 from runtime.experts.transfer import DiskSource, ExpertSource, HostSource, TransferEngine
+from runtime.models.config import context_limit, read_config_file
 from runtime.models.load import LoadedModel, load_without_experts, resolve_dtype
 from runtime.models.skeleton import build_skeleton, read_config
 from runtime.options import STAGING_SLOTS, RunOptions
 from runtime.parallel import Ranks, contiguous_placement, join, leave
+from runtime.policy.guard import Brake
 from runtime.policy.make import make_policy
 from runtime.policy.spec import format_policy, parse_policy
 from runtime.policy.types import Policy, PolicySpec
@@ -40,6 +43,7 @@ from runtime.recording import PassRecord
 from runtime.roofline import measure_roofline
 from runtime.signals.collect import open_signals
 from runtime.signals.step import StepsHeader
+from runtime.workload import check_context, cut_prompts
 from store.records import Quality, Roofline
 
 Batches = list[list[list[int]]]
@@ -52,7 +56,10 @@ PAIRS = (5, 24)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
-    """What rank 0 brings home. ``baseline`` and ``treated``: by rank, then by pair."""
+    """What rank 0 brings home. ``baseline`` and ``treated``: by rank, then by pair.
+
+    ``quality_brake``: the brake after quality was measured, None where there was none.
+    """
 
     devices: tuple[Device, ...]
     family: str
@@ -73,6 +80,7 @@ class RankReport:
     treated: list[list[PassRecord]]
     quality: Quality | None
     roofline: Roofline | None
+    quality_brake: Brake | None
     prompt_texts: tuple[str, ...]
     baseline_texts: tuple[str, ...]
     treated_texts: tuple[str, ...]
@@ -128,12 +136,18 @@ class RankSession:
         ]
         self.execution = ExpertExecution(self.loaded, self.pool, self.transfers, books, self.layout, ranks)
         self.execution.check_ranks = options.check_ranks
+        self.release_brake()
         self.model = LockstepModel(self.loaded, self.execution, self.device)
         self.router = make_policy(parse_policy("router"), offloading=options.offloading)
         self.progress = _Progress(options, ranks)
         self.model.signals = open_signals(
             options.signals if ranks.rank == 0 else None, self._steps_header, lambda: self.execution.brake
         )
+
+    def release_brake(self) -> None:
+        """A brake that has seen nothing yet, if one was asked for."""
+        settings = self.options.brake
+        self.execution.brake = None if settings is None else Brake(settings, layers=self.execution.num_layers)
 
     def close(self) -> None:
         self.transfers.close()
@@ -152,6 +166,7 @@ class RankSession:
         # What compiles or allocates on first use must not count: a short pass each.
         self.run_pass(batches[0], policy, new_tokens=4)
         self.execution.restore(snapshot)
+        self.release_brake()
         pairs = self._pairs(warm)
         self.progress.expect(2 * pairs + -(-len(held_out) // self.options.batch_size))
         baseline: PassesOfRanks = []
@@ -168,7 +183,9 @@ class RankSession:
             self._keep(batches, policy, baseline, treated)
         self.execution.restore(snapshot)
         report = self._report(batches, policy, baseline, treated)
-        return replace(report, quality=self._quality(held_out, policy), roofline=self._roofline())
+        self.release_brake()  # what quality is does not depend on how many passes there were
+        quality = self._quality(held_out, policy)
+        return replace(report, quality=quality, quality_brake=self.execution.brake, roofline=self._roofline())
 
     def _roofline(self) -> Roofline:
         """Measured last: it computes with whatever slot 0 holds, and rows of no meaning."""
@@ -215,6 +232,7 @@ class RankSession:
             treated=[list(passes) for passes in zip(*treated, strict=True)],
             quality=None,
             roofline=None,
+            quality_brake=None,
             prompt_texts=tuple(decode(ids) for ids in batches[0]),
             baseline_texts=tuple(decode(ids) for ids in baseline[0][0].token_ids),
             treated_texts=tuple(decode(ids) for ids in treated[0][0].token_ids),
@@ -270,9 +288,15 @@ class RankSession:
         )
 
     def encoded_prompts(self) -> list[list[int]]:
-        """Token ids of every prompt, at least one each."""
-        encode = self.loaded.tokenizer.encode
-        return [encode(prompt, add_special_tokens=False) or [0] for prompt in self.options.prompts]
+        """Token ids of every prompt, at least one each. Raises ``UsageError`` where one passes the model's context."""
+        options, encode = self.options, self.loaded.tokenizer.encode
+        found = [encode(prompt, add_special_tokens=False) or [0] for prompt in options.prompts]
+        if options.input_len is not None:
+            text = list(itertools.chain.from_iterable(found))
+            found = cut_prompts(text, length=options.input_len, count=options.prompt_count, seed=options.seed)
+        limit = context_limit(read_config_file(options.model))
+        check_context(limit, max(map(len, found)), options.max_new_tokens)
+        return found
 
     def _batches(self) -> Batches:
         ids = self.encoded_prompts()

@@ -135,7 +135,9 @@ class PolicyChoice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """What was run. ``cache_experts``: cached experts per device, over all layers."""
+    """What was run. ``cache_experts``: cached experts per device, over all layers. ``batch_size`` sequences decode in
+    lockstep: the concurrency. ``input_len``: tokens of every prompt where they were cut to one length, else None.
+    """
 
     batch_size: int
     max_new_tokens: int
@@ -152,6 +154,7 @@ class Workload:
     expert_bytes: int
     phases: str
     read_mode: str | None
+    input_len: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +205,33 @@ class Roofline:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BrakeStatistics:
+    """The automatic brake, which brings the router's own choice back where a layer's output is too far from it.
+
+    ``budget``: mean relative error ‖policy − router‖ ÷ ‖router‖ of a layer's output that is allowed. Over the policy's
+    measured passes: ``layer_steps`` that it watched, in ``braked_layer_steps`` of which the router's own choice was in
+    force; ``samples``: decode layer-steps computed both ways, with ``mean_error`` and ``highest_error`` over those
+    whose error is a number (None without any); ``trips``: how often it began to brake. ``shadow_seconds`` (of rank 0)
+    and ``shadow_fetches`` (of all devices): what the samples took, which no other figure includes. ``quality_*``:
+    while quality was measured, None where it was not.
+    """
+
+    budget: float
+    sample_every: int
+    layer_steps: int
+    braked_layer_steps: int
+    samples: int
+    mean_error: float | None
+    highest_error: float | None
+    trips: int
+    shadow_seconds: float
+    shadow_fetches: int
+    quality_layer_steps: int | None
+    quality_braked_layer_steps: int | None
+    quality_trips: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """Everything one ``caee run`` measured."""
 
@@ -226,3 +256,4 @@ class RunRecord:
     samples: tuple[SampleText, ...]
     warnings: tuple[str, ...]
     roofline: Roofline | None = None
+    brake: BrakeStatistics | None = None

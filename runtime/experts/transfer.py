@@ -153,6 +153,10 @@ class TransferEngine:
         computed = self._backend.record() if requests else None
         return Ticket(self._worker.submit(self._run, tuple(requests), computed))
 
+    def synchronize(self) -> None:
+        """Make the host wait for all that the device was given so far."""
+        self._backend.synchronize()
+
     def close(self) -> None:
         """Wait for what is under way and release the source."""
         self._worker.shutdown(wait=True)

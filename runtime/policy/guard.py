@@ -7,6 +7,8 @@ function of the errors observed, so that ranks that observe the same brake alike
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -39,15 +41,38 @@ class BrakeSettings:
                 raise UsageError(f"a brake's {name} of {getattr(self, name)} is not at least 1")
 
 
+def parse_brake(text: str) -> BrakeSettings:
+    """``BUDGET`` or ``BUDGET:key=value,key=value``, as on the command line. Raises ``UsageError``."""
+    hint = "write an error budget and, if need be, settings: --brake 0.1 or --brake 0.1:sample_every=32,hold=256"
+    budget, _, rest = text.partition(":")
+    kinds = {field.name: float if field.name == "alarm" else int for field in dataclasses.fields(BrakeSettings)}
+    del kinds["budget"]
+    settings: dict[str, float] = {}
+    try:
+        for part in filter(None, rest.split(",")):
+            key, _, value = part.partition("=")
+            settings[key] = kinds[key](value)
+        return BrakeSettings(budget=float(budget), **settings)  # type: ignore[arg-type]  # each of its field's kind
+    except KeyError as error:
+        raise UsageError(f"a brake has no setting {error}: it has {', '.join(kinds)}", hint=hint) from error
+    except ValueError as error:
+        raise UsageError(f"--brake {text}: {error}", hint=hint) from error
+
+
 class Brake:
     """Says for each layer-step whether the policy may act, and whether to sample; is told the sampled errors.
 
     Each layer-step: ``advance()``, then, where ``sample_due``, ``observe(error)``. No samples are due while braked.
+    Samples lie ``distance`` layer-steps apart: the first distance from ``sample_every`` on that shares no divisor with
+    the number of ``layers``, so that all layers are sampled in turn.
     """
 
-    def __init__(self, settings: BrakeSettings) -> None:
+    def __init__(self, settings: BrakeSettings, layers: int = 1) -> None:
         self.settings = settings
+        self.distance = next(n for n in itertools.count(settings.sample_every) if math.gcd(n, layers) == 1)
         self.trips = 0
+        self.samples = 0
+        self.layer_steps = 0
         self.braked_steps = 0
         self.last_error: float | None = None
         self._steps = 0
@@ -64,7 +89,7 @@ class Brake:
     @property
     def sample_due(self) -> bool:
         """Whether this layer-step should be sampled."""
-        return not self.engaged and self._steps % self.settings.sample_every == 0
+        return not self.engaged and self._steps % self.distance == 0
 
     @property
     def mean_error(self) -> float | None:
@@ -73,6 +98,7 @@ class Brake:
 
     def advance(self) -> bool:
         """A layer-step begins; True where the policy may act."""
+        self.layer_steps += 1
         if self._held:
             self._held -= 1
         if self._held:
@@ -83,6 +109,7 @@ class Brake:
 
     def observe(self, error: float) -> None:
         """A shadow sample's relative error; what is not finite counts as an alarm."""
+        self.samples += 1
         self.last_error = error if math.isfinite(error) else None
         alarm = not math.isfinite(error) or error > self.settings.alarm * self.settings.budget
         self._samples_since_trip += 1
