@@ -55,8 +55,8 @@ def complain(message: str, hint: str | None = None) -> None:
 
 
 @contextlib.contextmanager
-def progress() -> Iterator[Progress]:
-    """A progress bar with time left, on standard error; silent where standard error is no terminal."""
+def progress(*, hidden: bool = False) -> Iterator[Progress]:
+    """A progress bar with time left, on standard error; silent where ``hidden`` or standard error is no terminal."""
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     with Progress(
@@ -66,7 +66,7 @@ def progress() -> Iterator[Progress]:
         TimeRemainingColumn(),
         console=_console(stderr=True),
         transient=True,
-        disable=not sys.stderr.isatty(),
+        disable=hidden or not sys.stderr.isatty(),
     ) as bar:
         yield bar
 
@@ -86,6 +86,11 @@ def late_progress(description: str, *, after_seconds: float = 1.0) -> Iterator[C
                 advance(completed=fraction)
 
         yield tell
+
+
+def error_console() -> Console:
+    """Standard error, for what comes and goes while a command works."""
+    return _console(stderr=True)
 
 
 def _console(*, stderr: bool) -> Console:
