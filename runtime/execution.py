@@ -93,6 +93,10 @@ class ExpertExecution:
         self._router_policy = make_policy(parse_policy("router"), offloading=layout.offloading)
         self.kernels: list[StockKernel] = []
         self._routers: list[RouterView] = []
+        self._attach(loaded, pool)
+
+    def _attach(self, loaded: LoadedModel, pool: SlotPool) -> None:
+        """Follow every layer's router, and take over its experts."""
         parents = {
             id(child): (name, parent) for name, parent in loaded.model.named_modules() for child in parent.children()
         }
