@@ -19,4 +19,4 @@ def placed_zeros(shape: Sequence[int], dtype: torch.dtype, lead_bytes: int) -> t
     size = math.prod(shape) * dtype.itemsize
     memory = torch.zeros(size + 2 * CACHE_LINE_BYTES, dtype=torch.uint8)
     start = (lead_bytes // dtype.itemsize * dtype.itemsize - memory.data_ptr()) % CACHE_LINE_BYTES
-    return memory[start : start + size].view(dtype).view(*shape)
+    return memory[start : start + size].view(dtype).view(torch.Size(shape))

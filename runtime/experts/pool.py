@@ -40,7 +40,10 @@ class SlotPool:
         for name, entry in stored.items():
             parameter = self.parameters[name]
             if parameter.device.type == "cpu" and parameter.dtype is TORCH_DTYPES[entry.dtype]:
-                self.parameters[name] = _frozen(placed_zeros(parameter.shape, parameter.dtype, entry.offset))
+                shape, dtype = parameter.shape, parameter.dtype
+                # The memory that it has goes first: the cache is most of what a device holds.
+                self.parameters[name] = parameter = _frozen(torch.zeros(0))
+                self.parameters[name] = _frozen(placed_zeros(shape, dtype, entry.offset))
 
     def check(self, index: ExpertIndex) -> None:
         """Every expert of ``index`` fills a slot. Raises ``CheckpointError`` naming the one that does not."""

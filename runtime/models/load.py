@@ -18,7 +18,7 @@ from probes.errors import CheckpointError
 from probes.text import first_line
 from runtime.experts.headers import TensorEntry
 from runtime.experts.index import ExpertIndex
-from runtime.experts.lines import placed_zeros
+from runtime.models.dense import DenseFile
 from runtime.models.skeleton import Skeleton
 
 
@@ -53,23 +53,19 @@ def load_without_experts(folder: Path, skeleton: Skeleton, index: ExpertIndex, *
 
 
 def _load_dense(skeleton: Skeleton, dense: dict[str, TensorEntry], device: torch.device) -> None:
-    from safetensors import SafetensorError, safe_open
-
     model = skeleton.model
     slots = {id(module.get_parameter(name)) for module in skeleton.experts for name in skeleton.expert_shapes}
     wanted = {name: p for name, p in model.named_parameters(remove_duplicate=False) if id(p) not in slots}
     computed = {name for name, _ in model.named_non_persistent_buffers()}
     wanted |= {name: b for name, b in model.named_buffers() if name not in computed}
     by_file: dict[Path, list[str]] = {}
-    for name in dense.keys() & wanted.keys():
+    for name in sorted(dense.keys() & wanted.keys(), key=lambda name: dense[name].offset):
         by_file.setdefault(dense[name].path, []).append(name)
     for path, names in sorted(by_file.items()):
-        try:
-            with safe_open(str(path), framework="pt", device="cpu") as file:
-                for name in sorted(names):
-                    _assign(model, name, file.get_tensor(dense[name].name), wanted[name], device)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path} cannot be read: {first_line(error)}", hint="copy the file again") from error
+        with DenseFile(path) as file:
+            for name in names:
+                _check_shape(name, dense[name], wanted[name])
+                _assign(model, name, file.read(dense[name], dtype=wanted[name].dtype, device=device))
     model.tie_weights()
     missing = [name for name, tensor in model.named_parameters() if tensor.is_meta and id(tensor) not in slots]
     missing += [name for name, tensor in model.named_buffers() if tensor.is_meta and name not in computed]
@@ -83,28 +79,23 @@ def _load_dense(skeleton: Skeleton, dense: dict[str, TensorEntry], device: torch
         )
 
 
-def _assign(model: Any, name: str, value: torch.Tensor, current: torch.Tensor, device: torch.device) -> None:
-    if value.shape != current.shape:
+def _check_shape(name: str, entry: TensorEntry, current: torch.Tensor) -> None:
+    if entry.shape != tuple(current.shape):
         raise CheckpointError(
-            f"{name} is stored as {list(value.shape)} where the config makes it {list(current.shape)}",
+            f"{name} is stored as {list(entry.shape)} where the config makes it {list(current.shape)}",
             hint="config.json and the safetensors files are of different models",
         )
+
+
+def _assign(model: Any, name: str, tensor: torch.Tensor) -> None:
     owner, _, leaf = name.rpartition(".")
     module = model.get_submodule(owner)
-    tensor = _copied(value, current.dtype, device)
     tensor._is_hf_initialized = True  # type: ignore[attr-defined]  # transformers' mark against initialising it again
     if leaf in module._parameters:
         # requires_grad as when transformers loads: torch folds a batched matmul otherwise, which changes the last bit.
         setattr(module, leaf, torch.nn.Parameter(tensor, requires_grad=tensor.is_floating_point()))
     else:
         module._buffers[leaf] = tensor
-
-
-def _copied(value: torch.Tensor, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A copy outside the file's memory map, whose pages would be counted, and evicted, as page cache."""
-    if device.type != "cpu" or value.dtype != dtype:
-        return value.to(device=device, dtype=dtype, copy=True)
-    return placed_zeros(value.shape, dtype, value.data_ptr()).copy_(value)
 
 
 def _fill_buffers(model: Any, device: torch.device) -> None:
