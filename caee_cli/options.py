@@ -25,6 +25,91 @@ SeedOption = Annotated[
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace an output file that exists.")]
 OutputOption = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Where to write.")]
 
+# What commands that execute a live model have in common.
+ModelArgument = Annotated[
+    str | None, typer.Argument(help="Model folder or Hugging Face id. Default: the model that ships with caee.")
+]
+DevicesOption = Annotated[
+    str | None,
+    typer.Option("--devices", metavar="KIND:COUNT", help="For example cpu:2 or cuda:4. Default: what is here."),
+]
+TierOption = Annotated[
+    str | None,
+    typer.Option("--tier", help="Where experts wait: device, host or disk. Default: disk on CPUs, host on GPUs."),
+]
+CacheOption = Annotated[
+    str, typer.Option("--cache", help="Expert cache: lfu, lru, lfu:decay=0.97,admit=1, forecast:prefetch=1.")
+]
+CacheExpertsOption = Annotated[
+    int | None,
+    typer.Option("--cache-experts", help="Cached experts per device, all layers. Default: half of its experts."),
+]
+BrakeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--brake",
+        metavar="BUDGET[:KEY=VALUE,…]",
+        help="Now and then compute a layer as the router would, too; where outputs differ by more than BUDGET (mean "
+        "relative error, such as 0.1), the router's own choice is in force again for a while. Default: off.",
+    ),
+]
+DtypeOption = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")]
+PromptsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--prompts",
+        metavar="FILE",
+        help='One prompt per line, or JSON lines with {"prompt": …}. Default: those that ship.',
+    ),
+]
+BatchSizeOption = Annotated[
+    int | None, typer.Option("--batch-size", help="Sequences that decode together, in lockstep. Default: 8.")
+]
+ConcurrencyOption = Annotated[
+    int | None,
+    typer.Option("--concurrency", help="Another name of --batch-size: that many requests are in flight at all times."),
+]
+MaxNewTokensOption = Annotated[
+    int | None, typer.Option("--max-new-tokens", help="Tokens written per sequence. Default: 48.")
+]
+OutputLenOption = Annotated[int | None, typer.Option("--output-len", help="Another name of --max-new-tokens.")]
+InputLenOption = Annotated[
+    int | None,
+    typer.Option(
+        "--input-len",
+        help="Prompts of exactly that many tokens, cut from --prompts or else the held-out text, by --seed.",
+    ),
+]
+
+DEFAULT_BATCH_SIZE = 8
+DEFAULT_NEW_TOKENS = 48
+
+
+def either(first: tuple[str, int | None], second: tuple[str, int | None], default: int) -> int:
+    """The value of an option that has two names. Raises ``UsageError`` where both are given."""
+    from probes.errors import UsageError
+
+    (name, value), (other_name, other) = first, second
+    if value is not None and other is not None:
+        raise UsageError(f"{name} and {other_name} are two names of the same option", hint="give one of them")
+    return next((given for given in (value, other) if given is not None), default)
+
+
+StepsOption = Annotated[
+    Path | None,
+    typer.Option("--steps-jsonl", metavar="FILE", help="Write a JSON line per step to FILE as the run goes."),
+]
+LiveOption = Annotated[
+    bool, typer.Option("--live", help="Show fetches, hit rate and pruning in a table on standard error meanwhile.")
+]
+MetricsPortOption = Annotated[
+    int | None,
+    typer.Option("--metrics-port", min=0, max=65535, help="Serve Prometheus metrics at this port meanwhile; 0: any."),
+]
+MetricsHostOption = Annotated[
+    str, typer.Option("--metrics-host", help="Where --metrics-port listens: an address of this machine.")
+]
+
 
 def size_option(text: str) -> int:
     """Parser for options that take sizes: ``43MB``, ``1GiB``, ``4096``."""

@@ -11,13 +11,15 @@ import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from caee_cli.signalling import SignalRequest, serving_signals
 from probes.errors import Interrupted
 
 if TYPE_CHECKING:
+    from probes.records import Device
     from runtime.options import RunOptions
     from runtime.policy.types import PolicySpec
     from runtime.worker import RankReport
@@ -40,31 +42,39 @@ class RunRequest:
     cache_experts: int | None
     batch_size: int
     max_new_tokens: int
+    input_len: int | None
     prompts: Path | None
     held_out: Path | None
     quality: bool
     pairs: int | None
     phases: str | None
+    brake: str | None
     dtype: str
     check_ranks: bool
     seed: int
     store: str | None
+    signals: SignalRequest = field(default_factory=SignalRequest)
 
 
 def execute(request: RunRequest) -> tuple[RunRecord | None, str]:
     """Run, store, and return the record and where it is stored; None on the ranks that torchrun started beside 0."""
-    with ended_by_interrupts():
-        from caee_cli.calibrations import calibration_for
-        from probes.fingerprint import take_fingerprint
-        from runtime.launch import launch, started_by_torchrun
-        from runtime.summary import run_record
-        from runtime.worker import run_rank
-        from store.session import open_store
+    from caee_cli.calibrations import calibration_for
+    from store.session import open_store
 
-    joined = started_by_torchrun()
     # The store is opened before the work: a run that cannot be kept should not take its time first.
-    with open_store(request.store) as store:
+    with open_store(request.store) as store, contextlib.ExitStack() as stack:
+        store.require_writable()
         options = _options(request)
+        with ended_by_interrupts():  # only now: they take seconds, and what is wrong should be said at once
+            from probes.fingerprint import take_fingerprint
+            from runtime.launch import launch, started_by_torchrun
+            from runtime.summary import run_record
+            from runtime.worker import run_rank
+
+        joined = started_by_torchrun()
+        asked = request.signals if not joined or os.environ["RANK"] == "0" else SignalRequest()
+        signals = stack.enter_context(serving_signals(asked, _model_name(request)))
+        options = dataclasses.replace(options, signals=signals)
         fingerprint = take_fingerprint(options.devices, options.model)
         calibration, why_none = calibration_for(store, fingerprint, options.tier)
         options = dataclasses.replace(options, calibration=calibration, notes=(why_none,) if why_none else ())
@@ -77,7 +87,7 @@ def execute(request: RunRequest) -> tuple[RunRecord | None, str]:
         if joined:
             report = run_rank(options)
             return (keep(report) if os.environ["RANK"] == "0" else None), store.location
-        with progress_bar("measuring") as folder:
+        with progress_bar("measuring", hidden=request.signals.live) as folder:
             options = dataclasses.replace(
                 options, progress_file=folder / PROGRESS_FILE, partial_file=folder / "partial.pickle"
             )
@@ -123,29 +133,65 @@ def _interrupted(options: RunOptions, keep: Callable[[RankReport], RunRecord]) -
 
 
 def _options(request: RunRequest) -> RunOptions:
-    from probes.devices import find_devices
-    from runtime.demo import held_out_path, model_path, prompts_path
-    from runtime.options import RunOptions, read_prompts, read_text, resolve_model
+    from runtime.demo import held_out_path
+    from runtime.options import RunOptions, read_text
+    from runtime.policy.guard import parse_brake
 
-    devices = find_devices(request.devices)
+    policy = _policy(request)
+    text = read_text(request.held_out or held_out_path())
+    prompts = _prompts(request, text)
+    model = checked_model(request.model, input_len=request.input_len, max_new_tokens=request.max_new_tokens)
+    devices = devices_named(request.devices)
     return RunOptions(
-        model=model_path() if request.model is None else resolve_model(request.model),
+        model=model,
         devices=devices,
         tier=request.tier or ("disk" if devices[0].kind == "cpu" else "host"),
-        policy=_policy(request),
+        policy=policy,
         cache=request.cache,
-        prompts=read_prompts(request.prompts or prompts_path()),
-        held_out=read_text(request.held_out or held_out_path()) if request.quality else None,
+        prompts=prompts,
+        held_out=text if request.quality else None,
         calibration=None,
         cache_experts=request.cache_experts,
         batch_size=request.batch_size,
         max_new_tokens=request.max_new_tokens,
+        input_len=request.input_len,
         pairs=request.pairs,
         phases=request.phases,
+        brake=None if request.brake is None else parse_brake(request.brake),
         dtype=request.dtype,
         seed=request.seed,
         check_ranks=request.check_ranks,
     )
+
+
+def checked_model(name: str | None, *, input_len: int | None, max_new_tokens: int) -> Path:
+    """The folder of the model that is meant, looked at without loading anything. Raises ``CheckpointError``, and
+    ``UsageError`` where prompts and answers are longer than its context."""
+    from runtime.demo import model_path
+    from runtime.options import resolve_model
+    from runtime.workload import check_model
+
+    folder = model_path() if name is None else resolve_model(name)
+    check_model(folder, input_len=input_len, max_new_tokens=max_new_tokens)
+    return folder
+
+
+def devices_named(text: str | None) -> tuple[Device, ...]:
+    """The devices that are meant; to know of GPUs takes an import of seconds."""
+    with ended_by_interrupts():
+        from probes.devices import find_devices
+
+        return find_devices(text)
+
+
+def _prompts(request: RunRequest, text: str) -> tuple[str, ...]:
+    """Those of --prompts, else those that ship; with --input-len the held-out text, to be cut, in their place."""
+    from runtime.demo import prompts_path
+    from runtime.options import read_prompts
+
+    if request.prompts is None and request.input_len is not None:
+        return (text,)
+    return read_prompts(request.prompts or prompts_path())
 
 
 def _policy(request: RunRequest) -> PolicySpec:
@@ -162,11 +208,14 @@ def _model_name(request: RunRequest) -> str:
 
 
 @contextlib.contextmanager
-def progress_bar(doing: str) -> Iterator[Path]:
-    """A folder in which rank 0 writes its progress, shown as a bar on standard error; ``doing``: once it has loaded."""
+def progress_bar(doing: str, *, hidden: bool = False) -> Iterator[Path]:
+    """A folder in which rank 0 writes its progress, shown as a bar on standard error; ``doing``: once it has loaded.
+
+    ``hidden``: no bar, since the terminal shows something else.
+    """
     from caee_cli.output import progress
 
-    with tempfile.TemporaryDirectory() as folder, progress() as bar:
+    with tempfile.TemporaryDirectory() as folder, progress(hidden=hidden) as bar:
         file = Path(folder) / PROGRESS_FILE
         task = bar.add_task("loading", total=None)
         stop = threading.Event()

@@ -34,13 +34,15 @@ class RecordRequest:
 
 def record(request: RecordRequest) -> RecordReport | None:
     """Record; None on the ranks that torchrun started beside 0. After Ctrl-C what was recorded is kept."""
-    from caee_cli.running import PROGRESS_FILE, progress_bar
-    from runtime.launch import launch, started_by_torchrun
+    from caee_cli.running import PROGRESS_FILE, ended_by_interrupts, progress_bar
     from runtime.trace.writer import refuse_existing
-    from runtime.trace_recording import record_rank
 
     refuse_existing(request.output, force=request.force)
     options = _options(request)
+    with ended_by_interrupts():
+        from runtime.launch import launch, started_by_torchrun
+        from runtime.trace_recording import record_rank
+
     if started_by_torchrun():
         return record_rank(options)
     with progress_bar("recording") as folder:
@@ -73,21 +75,26 @@ def _interrupted(request: RecordRequest) -> Interrupted:
 
 
 def _options(request: RecordRequest) -> RecordOptions:
-    from probes.devices import find_devices
-    from runtime.demo import model_path, prompts_path
-    from runtime.options import RunOptions, read_prompts, resolve_model
+    from caee_cli.running import checked_model, devices_named, ended_by_interrupts
+    from runtime.demo import prompts_path
+    from runtime.options import RunOptions, read_prompts
     from runtime.policy.spec import parse_policy
-    from runtime.trace_recording import RecordOptions
 
-    devices = find_devices(request.devices)
+    policy = parse_policy(request.policy)
+    prompts = read_prompts(request.prompts or prompts_path())
+    model = checked_model(request.model, input_len=None, max_new_tokens=request.max_new_tokens)
+    devices = devices_named(request.devices)
+    with ended_by_interrupts():
+        from runtime.trace_recording import RecordOptions
+
     return RecordOptions(
         run=RunOptions(
-            model=model_path() if request.model is None else resolve_model(request.model),
+            model=model,
             devices=devices,
             tier=request.tier or ("disk" if devices[0].kind == "cpu" else "host"),
-            policy=parse_policy(request.policy),
+            policy=policy,
             cache=request.cache,
-            prompts=read_prompts(request.prompts or prompts_path()),
+            prompts=prompts,
             held_out=None,
             calibration=None,
             cache_experts=request.cache_experts,

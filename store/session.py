@@ -7,7 +7,7 @@ from typing import Any, Self, cast
 
 from probes.errors import StoreError
 from probes.records import Calibration, Fingerprint, Probe
-from store import checking, exchange, queries
+from store import checking, exchange, migrations, queries
 from store.database import Database
 from store.entries import Checked, Entry, Imported, Problem, RecordKind
 from store.faults import DamagedStoreError
@@ -69,6 +69,14 @@ class Store:
 
     def close(self) -> None:
         self._database.close()
+
+    def require_writable(self) -> None:
+        """Write something and take it back: raises what saving a record would raise, where none can be saved."""
+        with self._database.transaction(writes=True) as connection:
+            migrations.touch(connection)
+            transaction = connection.get_transaction()
+            assert transaction is not None
+            transaction.rollback()
 
     def save_probe(self, probe: Probe) -> None:
         """Saving the same record twice changes nothing; another record under the same id is refused."""

@@ -7,37 +7,50 @@ from typing import Annotated
 
 import typer
 
-from caee_cli.options import JsonOption, SeedOption, StoreOption
+from caee_cli.options import (
+    DEFAULT_BATCH_SIZE,
+    DEFAULT_NEW_TOKENS,
+    BatchSizeOption,
+    BrakeOption,
+    CacheExpertsOption,
+    CacheOption,
+    ConcurrencyOption,
+    DevicesOption,
+    DtypeOption,
+    InputLenOption,
+    JsonOption,
+    LiveOption,
+    MaxNewTokensOption,
+    MetricsHostOption,
+    MetricsPortOption,
+    ModelArgument,
+    OutputLenOption,
+    PromptsOption,
+    SeedOption,
+    StepsOption,
+    StoreOption,
+    TierOption,
+    either,
+)
+from caee_cli.signalling import LOOPBACK, SignalRequest
 
 
 def command(
-    model: Annotated[
-        str | None, typer.Argument(help="Model folder or Hugging Face id. Default: the model that ships with caee.")
-    ] = None,
-    devices: Annotated[
-        str | None,
-        typer.Option("--devices", metavar="KIND:COUNT", help="For example cpu:2 or cuda:4. Default: what is here."),
-    ] = None,
-    tier: Annotated[
-        str | None,
-        typer.Option("--tier", help="Where experts wait: device, host or disk. Default: disk on CPUs, host on GPUs."),
-    ] = None,
+    model: ModelArgument = None,
+    devices: DevicesOption = None,
+    tier: TierOption = None,
     policy: Annotated[str, typer.Option("--policy", metavar="NAME[:KEY=VALUE,…]", help="What decides.")] = "caee",
     theta: Annotated[
         float | None, typer.Option("--theta", help="Short for the policy's theta: the share that must be kept.")
     ] = None,
-    cache: Annotated[
-        str, typer.Option("--cache", help="Expert cache: lfu, lru, lfu:decay=0.97,admit=1, forecast:prefetch=1.")
-    ] = "lfu",
-    cache_experts: Annotated[
-        int | None,
-        typer.Option("--cache-experts", help="Cached experts per device, all layers. Default: half of its experts."),
-    ] = None,
-    batch_size: Annotated[int, typer.Option("--batch-size", help="Sequences that decode together.")] = 8,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", help="Tokens per sequence.")] = 48,
-    prompts: Annotated[
-        Path | None, typer.Option("--prompts", metavar="FILE", help="One prompt per line. Default: those that ship.")
-    ] = None,
+    cache: CacheOption = "lfu",
+    cache_experts: CacheExpertsOption = None,
+    batch_size: BatchSizeOption = None,
+    concurrency: ConcurrencyOption = None,
+    max_new_tokens: MaxNewTokensOption = None,
+    output_len: OutputLenOption = None,
+    input_len: InputLenOption = None,
+    prompts: PromptsOption = None,
     held_out: Annotated[
         Path | None, typer.Option("--held-out", metavar="FILE", help="Text for quality. Default: the one that ships.")
     ] = None,
@@ -49,12 +62,17 @@ def command(
         str | None,
         typer.Option("--phases", help="Where the policy applies: all, decode or prefill. Default by tier."),
     ] = None,
-    dtype: Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")] = "auto",
+    brake: BrakeOption = None,
+    dtype: DtypeOption = "auto",
     check_ranks: Annotated[
         bool, typer.Option("--check-ranks", help="Compare every decision between the ranks (slow).")
     ] = False,
     seed: SeedOption = 0,
     store: StoreOption = None,
+    steps_jsonl: StepsOption = None,
+    live: LiveOption = False,
+    metrics_port: MetricsPortOption = None,
+    metrics_host: MetricsHostOption = LOOPBACK,
     json: JsonOption = False,
 ) -> None:
     """Run a model with and without cost-aware expert execution, in interleaved pairs, and store what it did.
@@ -75,17 +93,24 @@ def command(
             theta=theta,
             cache=cache,
             cache_experts=cache_experts,
-            batch_size=batch_size,
-            max_new_tokens=max_new_tokens,
+            batch_size=either(("--batch-size", batch_size), ("--concurrency", concurrency), DEFAULT_BATCH_SIZE),
+            max_new_tokens=either(
+                ("--max-new-tokens", max_new_tokens), ("--output-len", output_len), DEFAULT_NEW_TOKENS
+            ),
+            input_len=input_len,
             prompts=prompts,
             held_out=held_out,
             quality=quality,
             pairs=pairs,
             phases=phases,
+            brake=brake,
             dtype=dtype,
             check_ranks=check_ranks,
             seed=seed,
             store=store,
+            signals=SignalRequest(
+                steps_jsonl=steps_jsonl, live=live, metrics_port=metrics_port, metrics_host=metrics_host
+            ),
         )
     )
     if record is None:

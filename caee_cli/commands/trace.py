@@ -7,7 +7,22 @@ from typing import Annotated
 
 import typer
 
-from caee_cli.options import ForceOption, JsonOption, SeedOption
+from caee_cli.options import (
+    DEFAULT_BATCH_SIZE,
+    DEFAULT_NEW_TOKENS,
+    BatchSizeOption,
+    CacheExpertsOption,
+    CacheOption,
+    DevicesOption,
+    DtypeOption,
+    ForceOption,
+    JsonOption,
+    MaxNewTokensOption,
+    ModelArgument,
+    PromptsOption,
+    SeedOption,
+    TierOption,
+)
 
 app = typer.Typer(no_args_is_help=True, help="Routing traces: record, import, look into, and synthesise them.")
 
@@ -26,23 +41,13 @@ TraceArgument = Annotated[
 @app.command()
 def record(
     output: Annotated[Path, typer.Option("-o", "--output", metavar="OUT.parquet", help="The trace to write.")],
-    model: Annotated[
-        str | None, typer.Argument(help="Model folder or Hugging Face id. Default: the model that ships with caee.")
-    ] = None,
-    prompts: Annotated[
-        Path | None, typer.Option("--prompts", metavar="FILE", help="One prompt per line. Default: those that ship.")
-    ] = None,
+    model: ModelArgument = None,
+    prompts: PromptsOption = None,
     full_scores: Annotated[
         bool, typer.Option("--full-scores", help="Keep the scores of all experts: a simulation can then re-route.")
     ] = False,
-    devices: Annotated[
-        str | None,
-        typer.Option("--devices", metavar="KIND:COUNT", help="For example cpu:2 or cuda:4. Default: what is here."),
-    ] = None,
-    tier: Annotated[
-        str | None,
-        typer.Option("--tier", help="Where experts wait: device, host or disk. Default: disk on CPUs, host on GPUs."),
-    ] = None,
+    devices: DevicesOption = None,
+    tier: TierOption = None,
     policy: Annotated[
         str,
         typer.Option(
@@ -51,16 +56,11 @@ def record(
             help="What decides meanwhile; recorded is what the router itself chooses in each step.",
         ),
     ] = "router",
-    cache: Annotated[
-        str, typer.Option("--cache", help="Expert cache: lfu, lru, lfu:decay=0.97,admit=1, forecast:prefetch=1.")
-    ] = "lfu",
-    cache_experts: Annotated[
-        int | None,
-        typer.Option("--cache-experts", help="Cached experts per device, all layers. Default: half of its experts."),
-    ] = None,
-    batch_size: Annotated[int, typer.Option("--batch-size", help="Sequences that decode together.")] = 8,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", help="Tokens per sequence.")] = 48,
-    dtype: Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")] = "auto",
+    cache: CacheOption = "lfu",
+    cache_experts: CacheExpertsOption = None,
+    batch_size: BatchSizeOption = None,
+    max_new_tokens: MaxNewTokensOption = None,
+    dtype: DtypeOption = "auto",
     force: ForceOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -83,8 +83,8 @@ def record(
             policy=policy,
             cache=cache,
             cache_experts=cache_experts,
-            batch_size=batch_size,
-            max_new_tokens=max_new_tokens,
+            batch_size=DEFAULT_BATCH_SIZE if batch_size is None else batch_size,
+            max_new_tokens=DEFAULT_NEW_TOKENS if max_new_tokens is None else max_new_tokens,
             dtype=dtype,
             force=force,
         )

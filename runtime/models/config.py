@@ -23,6 +23,7 @@ _SHARED_COUNT = ("n_shared_experts", "num_shared_experts")
 # Where a model of several parts keeps its language model, and where some families keep what concerns experts.
 _PARTS = ("thinker_config", "text_config", "language_config", "llm_config")
 _MOE_PARTS = ("moe_config", "ffn_config")
+_CONTEXT = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +71,18 @@ class MoeShape:
 
 def read_moe_shape(path: Path) -> MoeShape:
     """``path``: a config.json, or a model folder that holds one. Raises ``CheckpointError``."""
+    return moe_shape(read_config_file(path))
+
+
+def context_limit(config: Mapping[str, Any]) -> int | None:
+    """The most positions that a sequence may have, prompt and answer together; None where the config says nothing."""
+    text = _language_model(config)
+    found = [text.get(name) for name in _CONTEXT]
+    return next((size for size in found if isinstance(size, int) and not isinstance(size, bool) and size > 0), None)
+
+
+def read_config_file(path: Path) -> dict[str, Any]:
+    """The object in a config.json, or in the one of a model folder. Raises ``CheckpointError``."""
     file = path / "config.json" if path.is_dir() else path
     try:
         config = json.loads(file.read_bytes())
@@ -78,10 +91,14 @@ def read_moe_shape(path: Path) -> MoeShape:
             f"cannot read {file}: {error.strerror}", hint="give a config.json, or a model folder that holds one"
         ) from error
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{file} is not JSON: {error}") from error
+        raise CheckpointError(
+            f"{file} is not JSON: {error}", hint="download the file again, or copy the whole model folder"
+        ) from error
     if not isinstance(config, dict):
-        raise CheckpointError(f"{file} is not a model's config: it holds no JSON object")
-    return moe_shape(config)
+        raise CheckpointError(
+            f"{file} is not a model's config: it holds no JSON object", hint="give a Hugging Face model's config.json"
+        )
+    return config
 
 
 def moe_shape(config: Mapping[str, Any]) -> MoeShape:

@@ -43,6 +43,11 @@ def schema_version(connection: sa.Connection) -> int:
     return connection.scalar(sa.select(sa.func.max(_APPLIED.c.version))) or 0
 
 
+def touch(connection: sa.Connection) -> None:
+    """Change something, for a transaction that is not kept: SQLite writes nothing where a row stays what it was."""
+    connection.execute(sa.update(_APPLIED).values(name=_APPLIED.c.name + "~"))
+
+
 def migrate(connection: sa.Connection) -> None:
     """Apply what is missing, inside the caller's transaction: all of it, or nothing if a step fails."""
     _APPLIED.create(connection, checkfirst=True)

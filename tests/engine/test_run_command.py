@@ -326,6 +326,13 @@ def refused(workplace: Workplace, capsys: pytest.CaptureFixture[str], **changes:
         ({"cache": "lfu:decay=2"}, 2, "decay"),
         ({"batch_size": 0}, 2, "--batch-size 0 is too small"),
         ({"max_new_tokens": 1}, 2, "--max-new-tokens 1 is too small"),
+        ({"max_new_tokens": None, "output_len": 1}, 2, "--max-new-tokens 1 is too small"),
+        ({"concurrency": 0}, 2, "--batch-size 0 is too small"),
+        ({"concurrency": 4, "batch_size": 4}, 2, "--batch-size and --concurrency are two names"),
+        ({"output_len": 8}, 2, "--max-new-tokens and --output-len are two names"),
+        ({"input_len": 0}, 2, "--input-len 0 is too small"),
+        ({"input_len": 100_000}, 2, "100,000 prompt tokens and 8 new ones are more than the"),
+        ({"max_new_tokens": 100_000}, 2, "1 prompt token and 100,000 new ones are more than the"),
     ],
 )
 def test_wrong_options_are_refused(
@@ -345,15 +352,17 @@ def test_prompts_without_a_prompt_are_refused(
 ) -> None:
     workplace.prompts.write_text(text)
     code, errors = refused(workplace, capsys)
-    assert code == 2
+    assert code == 1
     assert "holds no prompt" in errors
 
 
 def test_texts_that_cannot_be_read_are_refused(workplace: Workplace, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "cannot read" in refused(workplace, capsys, prompts=str(workplace.folder / "absent.txt"))[1]
+    """A file that is not there is no wrong usage, as in every command."""
+    code, errors = refused(workplace, capsys, prompts=str(workplace.folder / "absent.txt"))
+    assert (code, "cannot read" in errors) == (1, True)
     workplace.held_out.write_bytes(b"\xff\xfe\x00")
     code, errors = refused(workplace, capsys)
-    assert code == 2
+    assert code == 1
     assert "UTF-8" in errors
 
 
@@ -364,6 +373,46 @@ def test_a_store_that_cannot_be_written_is_refused_before_the_work(
     code, errors = refused(workplace, capsys, store=str(workplace.folder / "file" / "store.db"))
     assert code == 1
     assert "file" in errors
+
+
+CHEAPLY = """
+import json, sys
+from caee_cli.main import run_app
+codes = [run_app(arguments) for arguments in json.loads(sys.argv[1])]
+print(json.dumps([codes, [name for name in ("torch", "transformers", "numba") if name in sys.modules]]))
+"""
+
+
+def test_what_is_wrong_is_said_before_anything_heavy_is_imported(workplace: Workplace) -> None:
+    """torch and transformers take seconds to import."""
+    without_config, cut_off = workplace.folder / "without-config", workplace.folder / "cut-off"
+    for broken in (without_config, cut_off):
+        shutil.copytree(workplace.model, broken)
+    (without_config / "config.json").unlink()
+    file = cut_off / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    (workplace.folder / "file").write_text("no folder")
+    faults: list[tuple[int, dict[str, str | int | None]]] = [
+        (1, {"model": "/no/such/folder"}),
+        (1, {"model": str(without_config)}),
+        (1, {"model": str(cut_off)}),
+        (2, {"input_len": 100_000}),
+        (1, {"prompts": "/no/such/file"}),
+        (1, {"store": str(workplace.folder / "file" / "store.db")}),
+        (2, {"policy": "caeee"}),
+    ]
+    lines = [workplace.arguments(**{"devices": None, **changes}) for _, changes in faults]
+    lines.append(["trace", "record", str(cut_off), "-o", str(workplace.folder / "trace.parquet")])
+    done = subprocess.run(
+        [sys.executable, "-c", CHEAPLY, json.dumps(lines)],
+        capture_output=True,
+        text=True,
+        env=workplace.environment,
+        cwd=workplace.folder,
+        timeout=ENOUGH_SECONDS,
+    )
+    assert len(complaints(done.stderr)) == len(lines), done.stderr
+    assert json.loads(done.stdout) == [[*(code for code, _ in faults), 1], []]
 
 
 @pytest.mark.parametrize("lost", ["config.json", "model.safetensors", "tokenizer.json"])

@@ -204,3 +204,10 @@ def test_an_sqlite_url_is_the_file_it_names(tmp_path: Path, records: Any) -> Non
         store.save_probe(records.probe())
     with open_store(str(tmp_path / "new" / "a.db"), create=False) as store:
         assert store.probe() == records.probe()
+
+
+def test_to_ask_whether_a_store_can_be_written_changes_nothing(full_store: Store, store_file: Path) -> None:
+    before = store_file.read_bytes()
+    full_store.require_writable()
+    assert store_file.read_bytes() == before
+    assert full_store.check() == ()

@@ -155,6 +155,10 @@ from store.session import open_store
 try:
     with open_store(sys.argv[1]) as store:
         print(len(store.entries()))
+        try:
+            store.require_writable()
+        except StoreError as error:
+            print(error.message)
         store.delete("run-1")
 except StoreError as error:
     print(error.message)
@@ -193,16 +197,18 @@ def open_folder(full_store: Store, store_file: Path) -> Iterator[Path]:
 def test_a_file_that_may_only_be_read_can_be_read(open_folder: Path) -> None:
     (open_folder / "caee.db").chmod(0o444)
     open_folder.chmod(0o755)
-    count, message = _as_somebody_else(open_folder / "caee.db")
+    count, refused, message = _as_somebody_else(open_folder / "caee.db")
     assert count == "4"
     assert "may not be written" in message
+    assert refused == message
 
 
 def test_a_folder_that_may_only_be_read_can_be_read(open_folder: Path) -> None:
     (open_folder / "caee.db").chmod(0o666)
     open_folder.chmod(0o555)
-    count, message = _as_somebody_else(open_folder / "caee.db")
+    count, refused, message = _as_somebody_else(open_folder / "caee.db")
     assert count == "4"
+    assert refused == message
     assert "may not be written" in message or "cannot be opened" in message
 
 
