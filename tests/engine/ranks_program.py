@@ -19,11 +19,15 @@ import torch
 from probes.devices import find_devices
 from runtime.options import RunOptions
 from runtime.parallel import Ranks, join, leave
+from runtime.policy.guard import BrakeSettings
 from runtime.policy.spec import parse_policy
 from runtime.worker import RankSession
 
 PROMPTS = [list(b"Hello there, my"), list(b"And he said, go"), list(b"Now is the time")]
 STEPS = 6
+# Prunes alike on any number of ranks.
+BRAKED = "importance:theta=0.3,compensation=none"
+BRAKE = BrakeSettings(budget=0.01, sample_every=2, mean_over=2, hold=2, longest_hold=2)
 
 
 def main(output: Path, folders: list[Path]) -> int:
@@ -59,12 +63,16 @@ def run_rank(environment: dict[str, str], output: Path, folders: list[Path]) -> 
         for dtype in ("float32", "bfloat16") if number == 0 else ("float32",):
             for policy in ("router", "caee:theta=0.6"):
                 results[folder.name, dtype, policy] = run_case(folder, dtype, policy, ranks)
+        if number == 0:
+            results[folder.name, "float32", BRAKED] = run_case(folder, "float32", BRAKED, ranks, BRAKE)
     if ranks.rank == 0:
         torch.save(results, output / f"{ranks.world}.pt")
     leave(ranks)
 
 
-def run_case(folder: Path, dtype: str, policy: str, ranks: Ranks) -> list[dict[str, Any]]:
+def run_case(
+    folder: Path, dtype: str, policy: str, ranks: Ranks, brake: BrakeSettings | None = None
+) -> list[dict[str, Any]]:
     session = RankSession(
         RunOptions(
             model=folder,
@@ -77,6 +85,7 @@ def run_case(folder: Path, dtype: str, policy: str, ranks: Ranks) -> list[dict[s
             calibration=None,
             cache_experts=max(1, 8 // ranks.world),
             dtype=dtype,
+            brake=brake,
             check_ranks=True,
         ),
         ranks,
@@ -93,6 +102,7 @@ def run_case(folder: Path, dtype: str, policy: str, ranks: Ranks) -> list[dict[s
 
 def one_pass(session: RankSession, policy: Any, snapshot: Any) -> dict[str, Any]:
     session.execution.restore(snapshot)
+    session.release_brake()
     logits, records = stock.engine_logits(session.model, policy, PROMPTS, STEPS)
     layers = [layer for record in records for layer in record.layers]
     return {
@@ -100,6 +110,9 @@ def one_pass(session: RankSession, policy: Any, snapshot: Any) -> dict[str, Any]
         "misses": [layer.misses_after_D.tolist() for layer in layers],
         "dispatched": [int(layer.dispatched_D.sum()) for layer in layers],
         "removed": [layer.removed for layer in layers],
+        "errors": [layer.brake.error for layer in layers if layer.brake],
+        "braked": [layer.brake.braked for layer in layers if layer.brake],
+        "tripped": [layer.brake.tripped for layer in layers if layer.brake],
     }
 
 

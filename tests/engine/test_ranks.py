@@ -37,7 +37,7 @@ def results(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_pass_repeats_itself(results: Results, world: int) -> None:
-    assert len(results[world]) == 6
+    assert len(results[world]) == 7
     for case, (first, second) in results[world].items():
         assert torch.equal(first["logits"], second["logits"]), case
         assert first["misses"] == second["misses"], case
@@ -61,6 +61,17 @@ def test_the_policy_prunes_and_fetches_less(results: Results, world: int) -> Non
             plain = results[world][(*case[:2], "router")][0]
             assert sum(first["removed"]) > 0 == sum(plain["removed"])
             assert _slowest(first["misses"]) < _slowest(plain["misses"]), case
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_all_numbers_of_ranks_brake_alike(results: Results, world: int) -> None:
+    (case,) = (case for case in results[1] if case[2].startswith("importance"))
+    (first, second), (alone, _) = results[world][case], results[1][case]
+    assert sum(alone["tripped"]) > 1
+    assert 0 < sum(alone["braked"]) < len(alone["braked"])
+    for name in ("errors", "braked", "tripped", "removed"):
+        assert first[name] == second[name] == alone[name], name
+    assert torch.equal(first["logits"], alone["logits"])
 
 
 def _slowest(misses: list[list[int]]) -> int:

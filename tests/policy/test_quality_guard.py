@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from probes.errors import UsageError
-from runtime.policy.guard import Brake, BrakeSettings
+from runtime.policy.guard import Brake, BrakeSettings, parse_brake
 
 SETTINGS = BrakeSettings(budget=0.1, sample_every=4, mean_over=3, hold=10, longest_hold=40, trial=5)
 
@@ -85,6 +85,47 @@ def test_relapses_brake_longer_up_to_a_limit_and_a_quiet_time_forgets_them() -> 
 def test_ranks_that_observe_the_same_brake_alike(errors: list[float]) -> None:
     first, second = Brake(SETTINGS), Brake(SETTINGS)
     assert drive(first, list(errors), 300) == drive(second, list(errors), 300)
+
+
+@pytest.mark.parametrize("layers", [1, 4, 24, 32, 58, 64])
+def test_all_layers_are_sampled_in_turn(layers: int) -> None:
+    brake = Brake(BrakeSettings(budget=0.1), layers=layers)
+    assert 64 <= brake.distance < 70
+    sampled = []
+    for step in range(layers * brake.distance):
+        brake.advance()
+        if brake.sample_due:
+            brake.observe(0.0)
+            sampled.append(step % layers)
+    assert sorted(sampled) == list(range(layers))
+    assert (brake.samples, brake.layer_steps) == (layers, layers * brake.distance)
+
+
+def test_a_brake_is_written_as_a_budget_and_settings() -> None:
+    assert parse_brake("0.1") == BrakeSettings(budget=0.1)
+    assert parse_brake("5e-2:sample_every=16,alarm=2.5,hold=8") == BrakeSettings(
+        budget=0.05, sample_every=16, alarm=2.5, hold=8
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("", "could not convert"),
+        ("much", "could not convert"),
+        ("-1", "not a positive number"),
+        ("nan", "not a positive number"),
+        ("0.1:hold", "invalid literal"),
+        ("0.1:hold=2.5", "invalid literal"),
+        ("0.1:hold=0", "not at least 1"),
+        ("0.1:budget=2", "no setting 'budget'"),
+        ("0.1:patience=3", "no setting 'patience'"),
+    ],
+)
+def test_a_brake_that_cannot_be_is_refused(text: str, says: str) -> None:
+    with pytest.raises(UsageError, match=says) as refused:
+        parse_brake(text)
+    assert refused.value.hint is None or "--brake" in refused.value.hint
 
 
 @pytest.mark.parametrize(
