@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from probes.holdout import holdout_error
 from probes.records import ModelForm, Segment
 from probes.regression import Floats, Line, Observations, Replicates, fit_line
 
@@ -24,8 +25,9 @@ _TABLE_ADVANTAGE = 0.8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A fitted form. ``holdout_mape``: mean |relative error| at held-out sizes. ``max_relative_error``: the largest at
-    any size; of a table, which meets every size exactly, the largest at a held-out one.
+    """A fitted form. ``holdout_mape``: expected |relative error| at held-out sizes, against the median of as many new
+    timings (probes/holdout.py). ``max_relative_error``: the largest at any size; of a table, which meets every size
+    exactly, the largest at a held-out one.
     """
 
     form: ModelForm
@@ -37,13 +39,13 @@ class Candidate:
 def choose_form(observed: Observations) -> Candidate:
     """The simplest form that the data do not refuse: affine, a few segments, else a table of medians."""
     replicates = Replicates.of(observed)
-    affine = _segmented(observed, [list(range(len(observed.sizes_K)))])
+    affine = _segmented(observed, replicates, [list(range(len(observed.sizes_K)))])
     if not _line_refused(observed, replicates, affine):
         return affine
-    segmented = _segmented(observed, _best_parts(observed, replicates))
+    segmented = _segmented(observed, replicates, _best_parts(observed, replicates))
     if not _better(segmented, affine):
         segmented = affine
-    table = _table(observed)
+    table = _table(observed, replicates)
     predicts_well = segmented.holdout_mape is not None and segmented.holdout_mape <= TOLERATED_ERROR
     return table if not predicts_well and _better(table, segmented, _TABLE_ADVANTAGE) else segmented
 
@@ -100,13 +102,19 @@ def _cuts(sizes: int) -> list[list[int]]:
     return found
 
 
-def _segmented(observed: Observations, parts: Sequence[Sequence[int]]) -> Candidate:
+def _segmented(observed: Observations, replicates: Replicates, parts: Sequence[Sequence[int]]) -> Candidate:
     alone = len(parts) == 1
     segments = _segments(observed, parts, alone)
-    errors = []
+    misses: dict[int, float] = {}
     for part in parts:
-        errors += _held_out_errors(observed, part, lambda kept: _segments(observed, [kept], alone))
-    return _candidate(ModelForm.AFFINE if alone else ModelForm.PIECEWISE, segments, observed, errors)
+        misses |= _held_out_misses(observed, part, lambda kept: _segments(observed, [kept], alone))
+    relative_K = predict(segments, observed.sizes_K) / observed.medians_K - 1.0
+    return Candidate(
+        form=ModelForm.AFFINE if alone else ModelForm.PIECEWISE,
+        segments=segments,
+        holdout_mape=_holdout_error(misses, replicates, parameters=2 * len(parts)),
+        max_relative_error=float(np.abs(relative_K).max()),
+    )
 
 
 def _segments(observed: Observations, parts: Sequence[Sequence[int]], alone: bool) -> tuple[Segment, ...]:
@@ -120,10 +128,20 @@ def _segment(start: int, line: Line) -> Segment:
     return Segment(from_bytes=start, slope_seconds_per_byte=line.slope, beta_seconds=line.beta)
 
 
-def _table(observed: Observations) -> Candidate:
+def _table(observed: Observations, replicates: Replicates) -> Candidate:
     everything = list(range(len(observed.sizes_K)))
-    errors = _held_out_errors(observed, everything, lambda kept: _interpolation(observed, kept))
-    return _candidate(ModelForm.TABLE, _interpolation(observed, everything), observed, errors)
+    misses = _held_out_misses(observed, everything, lambda kept: _interpolation(observed, kept))
+    return Candidate(
+        form=ModelForm.TABLE,
+        segments=_interpolation(observed, everything),
+        holdout_mape=_holdout_error(misses, replicates, parameters=len(everything)),
+        max_relative_error=max((abs(miss) for miss in misses.values()), default=0.0),
+    )
+
+
+def _holdout_error(misses: dict[int, float], replicates: Replicates, *, parameters: int) -> float | None:
+    errors = [float(replicates.errors_K[number]) for number in misses]
+    return holdout_error(list(misses.values()), errors, parameters=parameters, sizes=len(replicates.counts_K))
 
 
 def _interpolation(observed: Observations, kept: Sequence[int]) -> tuple[Segment, ...]:
@@ -138,28 +156,18 @@ def _interpolation(observed: Observations, kept: Sequence[int]) -> tuple[Segment
     return tuple(segments)
 
 
-def _held_out_errors(
+def _held_out_misses(
     observed: Observations, part: Sequence[int], refit: Callable[[Sequence[int]], tuple[Segment, ...]]
-) -> list[float]:
-    """|relative error| at every inner size of ``part``, predicted without it: alternate sizes are held out in turn."""
-    errors = []
+) -> dict[int, float]:
+    """Relative errors by the number of every inner size of ``part``, predicted without it: alternate sizes are held out
+    in turn.
+    """
+    misses: dict[int, float] = {}
     for first in (1, 2):
         held = list(part[first:-1:2])
         if not held:
             continue
         segments = refit([number for number in part if number not in held])
-        predicted = predict(segments, observed.sizes_K[held])
-        errors += [float(error) for error in np.abs(predicted / observed.medians_K[held] - 1.0)]
-    return errors
-
-
-def _candidate(
-    form: ModelForm, segments: tuple[Segment, ...], observed: Observations, errors: Sequence[float]
-) -> Candidate:
-    relative = np.abs(predict(segments, observed.sizes_K) / observed.medians_K - 1.0).tolist()
-    return Candidate(
-        form=form,
-        segments=segments,
-        holdout_mape=float(np.mean(errors)) if errors else None,
-        max_relative_error=max(errors if form is ModelForm.TABLE and errors else relative),
-    )
+        relative = predict(segments, observed.sizes_K[held]) / observed.medians_K[held] - 1.0
+        misses |= dict(zip(held, relative.tolist(), strict=True))
+    return misses

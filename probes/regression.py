@@ -6,6 +6,7 @@ absolute one would let the largest sizes decide alone, and β would come out at 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -27,6 +28,8 @@ _CONVERGED = 1e-9
 _REPLICATE_ITERATIONS = 6
 _SMALLEST_SCALE = 1e-9
 _CLIP_SIGMAS = 2.5
+# √(π/2): the standard error of a median of normal values ÷ that of their mean.
+_MEDIAN_EFFICIENCY = 1.2533
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -144,7 +147,8 @@ def _weighted_line(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Replicates:
-    """What the repeated timings say: [K] how many, their mean ÷ their median, and their sum of squares (pure error).
+    """What the repeated timings say: [K] how many, their mean ÷ their median, their sum of squares (pure error), and
+    the relative standard error of their median.
 
     Values are clipped at 2.5 robust standard deviations of their size, so that outliers decide nothing.
     """
@@ -152,18 +156,20 @@ class Replicates:
     counts_K: Floats
     means_K: Floats
     pure_K: Floats
+    errors_K: Floats
 
     @classmethod
     def of(cls, observed: Observations) -> Replicates:
-        counts, means, pure = [], [], []
+        counts, means, pure, errors = [], [], [], []
         for number, median in enumerate(observed.medians_K):
             values = observed.seconds_n[observed.size_of_n == number] / median
-            spread = _CLIP_SIGMAS * _MAD_TO_SIGMA * float(np.median(np.abs(values - 1.0)))
-            values = np.clip(values, 1.0 - spread, 1.0 + spread)
+            sigma = _MAD_TO_SIGMA * float(np.median(np.abs(values - 1.0)))
+            values = np.clip(values, 1.0 - _CLIP_SIGMAS * sigma, 1.0 + _CLIP_SIGMAS * sigma)
+            errors.append(sigma * _few(len(values)) * _MEDIAN_EFFICIENCY / math.sqrt(len(values)))
             counts.append(float(len(values)))
             means.append(float(values.mean()))
             pure.append(float(((values - values.mean()) ** 2).sum()))
-        return cls(np.array(counts), np.array(means), np.array(pure))
+        return cls(np.array(counts), np.array(means), np.array(pure), np.array(errors))
 
     def lack_of_fit(self, relative_K: Floats) -> Floats:
         """[K] sums of squares of the means about the prediction, which is given ÷ the medians."""
@@ -187,3 +193,8 @@ class Replicates:
         if pure == 0.0:
             return 1.0 if lack < _SMALLEST_SCALE else 0.0
         return float(f_distribution.sf((lack / free) / (pure / repeats), free, repeats))
+
+
+def _few(count: int) -> float:
+    """What the median deviation of few values falls short of the spread (Croux and Rousseeuw, 1992)."""
+    return count / (count - 0.8)
