@@ -434,7 +434,7 @@ class StockKernel:
         matmuls = implementation in ("eager", "grouped_mm") and _plainly_gated(module, pool)
         self._outputs = self._loop if matmuls else self._windowed
         self._pool = pool
-        self._show(0, pool.slots)
+        self._show(0, pool.places)
 
     def row_order(self, ids_TK: Ints) -> Ints:
         """[R] the order in which the stock kernel takes an expert's rows, since a row's place among them shows in the
@@ -447,10 +447,15 @@ class StockKernel:
         self, hidden_TH: torch.Tensor, ids_TK: Ints, order_R: Ints, slot_of: dict[int, int], rows_RH: torch.Tensor
     ) -> None:
         """Fill ``rows_RH`` (row t·K + k) where expert ids_TK[t, k] is in ``slot_of``; unweighted outputs."""
-        if not slot_of:
-            return
+        if slot_of:
+            for place_of in self._pool.placed(slot_of):
+                self._placed_rows(hidden_TH, ids_TK, order_R, place_of, rows_RH)
+
+    def _placed_rows(
+        self, hidden_TH: torch.Tensor, ids_TK: Ints, order_R: Ints, place_of: dict[int, int], rows_RH: torch.Tensor
+    ) -> None:
         lookup = np.full(int(ids_TK.max(initial=0)) + 2, -1, np.int64)
-        lookup[list(slot_of)] = list(slot_of.values())
+        lookup[list(place_of)] = list(place_of.values())
         slots_R = lookup[ids_TK.reshape(-1)]  # id −1 wraps to the last entry, which is −1
         rows_P = order_R[slots_R[order_R] >= 0]
         rows_P = rows_P[slots_R[rows_P].argsort(kind="stable")]
@@ -461,19 +466,19 @@ class StockKernel:
     def _windowed(self, taken_PH: torch.Tensor, slots_P: Ints) -> torch.Tensor:
         """``_whole`` over few enough neighbouring slots at a time (``slots_P`` ascends)."""
         starts = window_starts(slots_P, MOST_GROUPS)
-        if self._pool.slots <= MOST_GROUPS or not len(starts):
+        if self._pool.places <= MOST_GROUPS or not len(starts):
             return self._whole(taken_PH, slots_P)
         parts = []
         for start, stop in zip(starts, [*starts[1:], len(slots_P)], strict=True):
             first, last = int(slots_P[start]), int(slots_P[stop - 1])
             self._show(first, last + 1)
             parts.append(self._whole(taken_PH[start:stop], slots_P[start:stop] - first))
-        self._show(0, self._pool.slots)
+        self._show(0, self._pool.places)
         return torch.cat(parts)
 
     def _show(self, first: int, stop: int) -> None:
-        """Let the module have slots [first, stop) alone."""
-        whole = stop - first == self._pool.slots
+        """Let the module have places [first, stop) alone."""
+        whole = stop - first == self._pool.places
         self._module.num_experts = stop - first
         for name, parameter in self._pool.parameters.items():
             self._module._parameters[name] = parameter if whole else parameter[first:stop]

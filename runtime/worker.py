@@ -28,6 +28,7 @@ from runtime.engine import LockstepModel, Phases, generate
 from runtime.execution import ExpertExecution, Layout
 from runtime.experts.index import ExpertIndex, index_experts
 from runtime.experts.pool import SlotPool
+from runtime.experts.quantised import make_pool
 from runtime.experts.transfer import DiskSource, ExpertSource, HostSource, TransferEngine
 from runtime.models.config import context_limit, read_config_file
 from runtime.models.load import LoadedModel, load_without_experts, resolve_dtype
@@ -116,16 +117,17 @@ class RankSession:
             torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks.world))
         self.dtype = resolve_dtype(options.dtype, read_config(options.model), self.device)
         skeleton = build_skeleton(options.model, dtype=self.dtype)
-        self.index: ExpertIndex = index_experts(options.model, rename=skeleton.names, layers=skeleton.layer_numbers)
+        self.index: ExpertIndex = index_experts(
+            options.model, rename=skeleton.names, layers=skeleton.layer_numbers, stored_as=skeleton.stored_as
+        )
         self.loaded: LoadedModel = load_without_experts(options.model, skeleton, self.index, device=self.device)
         self.placement_N = contiguous_placement(self.index.num_experts, ranks.world)
         self.mine = np.flatnonzero(self.placement_N == ranks.rank)
         self.costs, self.layout = self._layout()
         self.backend = TorchBackend(self.device)
         slots = self.layout.cache_slots + self.layout.staging_slots
-        self.pool = SlotPool(skeleton.expert_shapes, slots=slots, dtype=self.dtype, device=self.device)
-        self.pool.check(self.index)
-        self.pool.lie_as(self.index.fused)
+        shapes = skeleton.expert_shapes
+        self.pool: SlotPool = make_pool(self.index, shapes, slots=slots, dtype=self.dtype, device=self.device)
         self.source: ExpertSource = self._source()
         self.transfers = TransferEngine(self.backend, self.source, self.pool)
         books = [

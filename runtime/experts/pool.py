@@ -6,7 +6,7 @@ was last written there, so no family's arithmetic is repeated here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 
@@ -24,16 +24,34 @@ TORCH_DTYPES = {
 
 
 class SlotPool:
-    """``slots`` places for experts of one shape; ``parameters[name]`` is [slots, …] in the dtype that computes."""
+    """``slots`` for experts of one shape; ``parameters[name]`` is [places, …] in the dtype that computes.
+
+    Here a slot is a place. Where slots hold experts in another form, there are fewer places than slots.
+    """
 
     def __init__(
-        self, shapes: Mapping[str, tuple[int, ...]], *, slots: int, dtype: torch.dtype, device: torch.device
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        *,
+        slots: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        places: int | None = None,
     ) -> None:
         self.slots = slots
+        self.places = slots if places is None else places
         # Zeros: a slot that was never written must not turn 0 × garbage into NaN.
         self.parameters = {
-            name: _frozen(torch.zeros((slots, *shape), dtype=dtype, device=device)) for name, shape in shapes.items()
+            name: _frozen(torch.zeros((self.places, *shape), dtype=dtype, device=device))
+            for name, shape in shapes.items()
         }
+
+    def placed(self, slot_of: dict[int, int]) -> Iterator[dict[int, int]]:
+        """The experts of ``slot_of`` in groups, each with their places, which hold until the next group is asked for.
+
+        What is computed with a group must be queued on the current stream before that.
+        """
+        yield slot_of
 
     def lie_as(self, stored: Mapping[str, TensorEntry]) -> None:
         """Place parameters on a CPU within their cache lines as their fused tensors lie in the checkpoint's files."""
@@ -65,12 +83,16 @@ class SlotPool:
         if parameter is None:
             raise CheckpointError(f"{whose} has {piece.parameter}, which the model of its config has not", hint=hint)
         expected = self._part(parameter, 0, piece).shape
-        if expected != piece.shape:
+        shape = self._matrix_shape(piece)
+        if expected != shape:
             raise CheckpointError(
-                f"{whose}: {piece.parameter} is stored as {list(piece.shape)} where the config makes it "
-                f"{list(expected)}",
+                f"{whose}: {piece.parameter} is stored as {list(shape)} where the config makes it {list(expected)}",
                 hint=hint,
             )
+
+    def _matrix_shape(self, piece: Piece) -> tuple[int, ...]:
+        """Of what ``piece`` fills."""
+        return piece.shape
 
     def write(self, slot: int, pieces: Iterable[Piece], data: torch.Tensor) -> None:
         """Copy an expert's stored bytes (uint8, host, at its read's start) into ``slot`` on the current stream."""

@@ -14,6 +14,8 @@ import torch
 
 from probes.errors import CheckpointError
 from probes.text import first_line
+from runtime.experts.dequantise import dequantise_fp8
+from runtime.experts.formats import Fp8Blocks
 from runtime.experts.headers import TensorEntry
 from runtime.experts.lines import placed_zeros
 
@@ -55,6 +57,17 @@ class DenseFile:
             numbers = part.view(stored)
             first = start // stored.itemsize
             flat[first : first + len(numbers)].copy_(numbers)
+        return tensor
+
+    def read_fp8(
+        self, entry: TensorEntry, scales: TensorEntry, form: Fp8Blocks, *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        """The matrix of ``entry`` and its ``scales``, which may be in another file, dequantised to ``dtype``."""
+        values = self.read(entry, dtype=torch.float8_e4m3fn, device=device)
+        with DenseFile(scales.path) as file:
+            factors = file.read(scales, dtype=STORED_DTYPES[scales.dtype], device=device)
+        tensor = torch.empty(entry.shape, dtype=dtype, device=device)
+        dequantise_fp8(values[None], factors[None], (form.rows, form.columns), tensor[None])
         return tensor
 
     def close(self) -> None:

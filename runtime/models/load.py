@@ -16,6 +16,7 @@ import torch
 
 from probes.errors import CheckpointError
 from probes.text import first_line
+from runtime.experts.formats import Fp8Blocks, StoredFormat
 from runtime.experts.headers import TensorEntry
 from runtime.experts.index import ExpertIndex
 from runtime.models.dense import DenseFile
@@ -65,7 +66,7 @@ def _load_dense(skeleton: Skeleton, dense: dict[str, TensorEntry], device: torch
         with DenseFile(path) as file:
             for name in names:
                 _check_shape(name, dense[name], wanted[name])
-                _assign(model, name, file.read(dense[name], dtype=wanted[name].dtype, device=device))
+                _assign(model, name, _read(file, name, dense, skeleton.stored_as, wanted[name].dtype, device))
     model.tie_weights()
     missing = [name for name, tensor in model.named_parameters() if tensor.is_meta and id(tensor) not in slots]
     missing += [name for name, tensor in model.named_buffers() if tensor.is_meta and name not in computed]
@@ -77,6 +78,24 @@ def _load_dense(skeleton: Skeleton, dense: dict[str, TensorEntry], device: torch
             f"{missing[0]}",
             hint="shards are missing, or this family is stored in an arrangement that cannot be read yet",
         )
+
+
+def _read(
+    file: DenseFile,
+    name: str,
+    dense: dict[str, TensorEntry],
+    stored_as: StoredFormat,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> torch.Tensor:
+    """A dense tensor in the type that computes, whatever it is stored as. Raises ``CheckpointError``."""
+    entry = dense[name]
+    scales = dense.get(f"{name}_scale_inv") if isinstance(stored_as, Fp8Blocks) else None
+    if dtype.is_floating_point:
+        stored_as.check(entry, scales)
+    if isinstance(stored_as, Fp8Blocks) and scales is not None:
+        return file.read_fp8(entry, scales, stored_as, dtype=dtype, device=device)
+    return file.read(entry, dtype=dtype, device=device)
 
 
 def _check_shape(name: str, entry: TensorEntry, current: torch.Tensor) -> None:

@@ -1,12 +1,14 @@
-"""How many bytes a matrix of weights takes in a checkpoint, by the quantisation that its config states."""
+"""What a config states about its checkpoint's quantisation: how many bytes a matrix takes, and how to read one."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from probes.errors import CheckpointError
+from runtime.experts.formats import PLAIN, Fp8Blocks, Mxfp4, StoredFormat
 
 _DTYPE_BITS = {"float32": 32, "bfloat16": 16, "float16": 16, "float8_e4m3fn": 8, "float8_e5m2": 8}
 
@@ -53,6 +55,40 @@ def storage_of(config: Mapping[str, Any], text: Mapping[str, Any]) -> Storage:
         return Storage(name="nvfp4", bits=4, block=(1, 16), scale_bytes=1)
     raise CheckpointError(
         f"the config's quantisation {method!r} is not known", hint="give the experts' size with --expert-bytes"
+    )
+
+
+def stored_format(config: Any, folder: Path) -> StoredFormat:
+    """The form in which the checkpoint in ``folder`` stores its weights, by its transformers config.
+
+    Raises ``CheckpointError`` naming a quantisation that cannot be run.
+    """
+    text = config.get_text_config()
+    stated = next((q for c in (text, config) if (q := getattr(c, "quantization_config", None))), None)
+    if stated is None:
+        return PLAIN
+    stated = stated if isinstance(stated, dict) else stated.to_dict()
+    method = str(stated.get("quant_method"))
+    if "fp4" in (stated.get("expert_dtype"), getattr(text, "expert_dtype", None)):
+        method = f"{method} with experts in fp4"
+    elif method == "mxfp4":
+        return Mxfp4()
+    elif method == "fp8":
+        block = stated.get("weight_block_size")
+        if block is None:
+            method = "fp8 without weight_block_size"
+        elif isinstance(block, list | tuple) and len(block) == 2 and all(type(n) is int and n > 0 for n in block):
+            return Fp8Blocks(*block)
+        else:
+            raise CheckpointError(
+                f"{folder / 'config.json'}: weight_block_size is {block!r:.60}, which is no number of rows and of "
+                "columns",
+                hint="download config.json again; such models have [128, 128]",
+            )
+    raise CheckpointError(
+        f"{folder} is quantised as {method:.60}, which cannot be run",
+        hint="use a checkpoint of this model in 16 or 32 bits, in FP8 with block scales or in MXFP4; caee simulate "
+        "needs only its config.json",
     )
 
 

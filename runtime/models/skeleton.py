@@ -14,8 +14,10 @@ import torch
 
 from probes.errors import CheckpointError
 from probes.text import first_line
+from runtime.experts.formats import StoredFormat
 from runtime.experts.index import layer_of
 from runtime.models.names import CheckpointNames
+from runtime.models.quantisation import stored_format
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,6 +25,7 @@ class Skeleton:
     """``experts``: the expert modules in layer order; ``expert_shapes``: of one expert, by parameter name.
 
     ``names``: parameter names of a checkpoint's keys. ``layer_numbers``: of the MoE layers, the model's own.
+    ``stored_as``: the checkpoint's matrices.
     """
 
     model: Any
@@ -32,6 +35,7 @@ class Skeleton:
     num_experts: int
     layer_numbers: tuple[int, ...]
     names: CheckpointNames
+    stored_as: StoredFormat
 
 
 def read_config(folder: Path) -> Any:
@@ -58,6 +62,7 @@ def build_skeleton(folder: Path, *, dtype: torch.dtype) -> Skeleton:
 
     config = read_config(folder)
     family = str(config.model_type)
+    stored_as = stored_format(config, folder)
     try:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
@@ -87,6 +92,7 @@ def build_skeleton(folder: Path, *, dtype: torch.dtype) -> Skeleton:
         num_experts=counts.pop(),
         layer_numbers=tuple(layer_of(f"{name}.") for name in found),
         names=CheckpointNames(model, family),
+        stored_as=stored_as,
     )
 
 
