@@ -87,7 +87,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path.partition("?")[0] not in ("/", "/metrics"):
             self.send_error(HTTPStatus.NOT_FOUND, "metrics are at /metrics")
             return
-        text = self.server.text().encode()
+        text = self.server.text().encode(errors="replace")
         self.send_response(HTTPStatus.OK)
         self.send_header("Content-Type", CONTENT_TYPE)
         self.send_header("Content-Length", str(len(text)))
