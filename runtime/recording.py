@@ -74,9 +74,12 @@ class StepRecord:
 
 @dataclass(slots=True)
 class PassRecord:
-    """One pass over one batch: prefill, then decode steps. ``token_ids``: [sequences][new tokens]."""
+    """One pass over one batch: prefill, then decode steps. ``token_ids``: [sequences][new tokens].
 
-    ttft_seconds: float
+    ``ttft_seconds`` is None, and ``token_ids`` empty, where a trace is replayed: nothing is generated.
+    """
+
+    ttft_seconds: float | None
     tpot_seconds: float
     token_ids: list[list[int]]
     steps: list[StepRecord]

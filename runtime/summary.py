@@ -3,32 +3,23 @@
 from __future__ import annotations
 
 import datetime
-import hashlib
 import math
 import uuid
-from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
 from probes.records import Fingerprint
 from runtime.cache import parse_cache
 from runtime.options import RunOptions
+from runtime.passes import gains, layer_costs, pass_statistics, prediction, step_series
 from runtime.policy.spec import policy_as_mapping
-from runtime.policy.types import SHARE_UNIT
-from runtime.predict import StepCosts, measure_costs, predicted_tpot
-from runtime.recording import Counts, PassRecord, StepRecord
-from runtime.statistics import estimate, paired_ratio
+from runtime.predict import measure_costs
 from runtime.worker import RankReport
 from store.records import (
     BrakeStatistics,
-    LayerCost,
-    PassStatistics,
     PolicyChoice,
-    Prediction,
     RunRecord,
     SampleText,
-    StepSeries,
-    StepTimes,
     Workload,
 )
 
@@ -43,8 +34,10 @@ def run_record(options: RunOptions, report: RankReport, fingerprint: Fingerprint
     costs = None
     if report.costs is not None:
         costs = measure_costs(report.baseline, report.costs)
-    before = _pass_statistics(report.baseline, costs, report.moe_layers, seed)
-    after = _pass_statistics(report.treated, costs, report.moe_layers, seed)
+    before = pass_statistics(report.baseline, costs, report.moe_layers, seed)
+    after = pass_statistics(report.treated, costs, report.moe_layers, seed)
+    gain_ttft, gain_tpot = gains(baseline, treated, seed=seed)
+    calibration_id = options.calibration.calibration_id if options.calibration else None
     return RunRecord(
         run_id=uuid.uuid4().hex[:12],
         created_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -55,20 +48,15 @@ def run_record(options: RunOptions, report: RankReport, fingerprint: Fingerprint
         policy=_choice(report),
         workload=_workload(options, report, len(baseline)),
         fingerprint=fingerprint,
-        calibration_id=options.calibration.calibration_id if options.calibration else None,
+        calibration_id=calibration_id,
         baseline=before,
         with_policy=after,
-        gain_ttft=paired_ratio([p.ttft_seconds for p in baseline], [p.ttft_seconds for p in treated], seed=seed),
-        gain_tpot=paired_ratio([p.tpot_seconds for p in baseline], [p.tpot_seconds for p in treated], seed=seed),
+        gain_ttft=gain_ttft,
+        gain_tpot=gain_tpot,
         quality=report.quality,
-        layers=_layers(treated, report),
-        series=StepSeries(
-            baseline_max_misses=_max_misses(baseline[-1]),
-            policy_max_misses=_max_misses(treated[-1]),
-            baseline_hit_rate=_hit_rates(baseline[-1]),
-            policy_hit_rate=_hit_rates(treated[-1]),
-        ),
-        predicted=_prediction(options, report, before, after),
+        layers=layer_costs(treated, report.layer_numbers, report.costs),
+        series=step_series(baseline[-1], treated[-1]),
+        predicted=prediction(calibration_id, report.costs, before, after),
         samples=tuple(
             SampleText(prompt=prompt, baseline=theirs, with_policy=ours)
             for prompt, theirs, ours in zip(
@@ -78,32 +66,6 @@ def run_record(options: RunOptions, report: RankReport, fingerprint: Fingerprint
         warnings=_warnings(options, report),
         roofline=report.roofline,
         brake=_brake(options, report),
-    )
-
-
-def _pass_statistics(
-    by_rank: Sequence[Sequence[PassRecord]], costs: StepCosts | None, layers: int, seed: int
-) -> PassStatistics:
-    passes = by_rank[0]
-    misses = np.concatenate([record.decode_misses() for record in passes])
-    dispatched = np.concatenate([record.decode_dispatched() for record in passes])
-    steps = [step for record in passes for step in record.decode_steps()]
-    removed = sum(layer.removed for step in steps for layer in step.layers)
-    tokens = sum(step.tokens for step in steps)
-    return PassStatistics(
-        ttft_seconds=estimate([record.ttft_seconds for record in passes], seed=seed),
-        tpot_seconds=estimate([record.tpot_seconds for record in passes], seed=seed),
-        tokens=sum(len(ids) for ids in passes[0].token_ids),
-        steps=len(steps),
-        misses_per_device=tuple(int(n) for n in misses.sum((0, 1))),
-        max_device_misses_per_step=float(misses.max(-1).sum(-1).mean()),
-        hit_rate=float(1 - misses.sum() / max(1, dispatched.sum())),
-        removed_importance=removed / SHARE_UNIT / max(1, tokens * layers),
-        rerouted_slots=sum(layer.rerouted_slots for step in steps for layer in step.layers),
-        step_times=_step_times(by_rank),
-        output_digest=_digest(passes),
-        dispatches=int(dispatched.sum()),
-        predicted_tpot_seconds=None if costs is None else predicted_tpot(costs, misses, dispatched),
     )
 
 
@@ -130,85 +92,6 @@ def _brake(options: RunOptions, report: RankReport) -> BrakeStatistics | None:
         quality_layer_steps=None if quality is None else quality.layer_steps,
         quality_braked_layer_steps=None if quality is None else quality.braked_steps,
         quality_trips=None if quality is None else quality.trips,
-    )
-
-
-def _digest(passes: Sequence[PassRecord]) -> str:
-    """Over all generated token ids: two runs with the same digest wrote the same text."""
-    return hashlib.sha256(repr([record.token_ids for record in passes]).encode()).hexdigest()[:16]
-
-
-def _step_times(by_rank: Sequence[Sequence[PassRecord]]) -> StepTimes:
-    """Of the slowest rank: the one that waits least for the others."""
-    ranks = [[step for record in passes for step in record.decode_steps()] for passes in by_rank]
-    slowest = min(ranks, key=lambda steps: sum(step.timers.exchange for step in steps))
-    total = _mean(slowest, lambda step: step.seconds)
-    parts = {
-        "fetch_wait": _mean(slowest, lambda step: step.timers.fetch_wait),
-        "experts": _mean(slowest, lambda step: step.timers.experts),
-        "exchange": _mean(slowest, lambda step: step.timers.exchange),
-        "decide": _mean(slowest, lambda step: step.timers.decide),
-    }
-    return StepTimes(total=total, other=total - sum(parts.values()), **parts)
-
-
-def _mean(steps: Sequence[StepRecord], value: Callable[[StepRecord], float]) -> float:
-    return float(np.mean([value(step) for step in steps]))
-
-
-def _layers(treated: Sequence[PassRecord], report: RankReport) -> tuple[LayerCost, ...]:
-    before = np.concatenate([record.decode_misses(before=True) for record in treated])
-    after = np.concatenate([record.decode_misses() for record in treated])
-    steps = [step for record in treated for step in record.decode_steps()]
-    seconds = np.asarray(report.costs.seconds_per_expert if report.costs else (0.0,) * before.shape[-1])
-    return tuple(
-        LayerCost(
-            layer=report.layer_numbers[layer],
-            device_cost_before=_floats(before[:, layer].mean(0) * seconds),
-            device_cost_after=_floats(after[:, layer].mean(0) * seconds),
-            device_misses_before=_floats(before[:, layer].mean(0)),
-            device_misses_after=_floats(after[:, layer].mean(0)),
-            gap_histogram_before=_gaps(before[:, layer]),
-            gap_histogram_after=_gaps(after[:, layer]),
-            importance_highest=_mean(steps, lambda step: step.layers[layer].importance_highest),  # noqa: B023  # used at once
-            importance_lowest=_mean(steps, lambda step: step.layers[layer].importance_lowest),  # noqa: B023  # used at once
-        )
-        for layer in range(report.moe_layers)
-    )
-
-
-def _floats(values: Iterable[float]) -> tuple[float, ...]:
-    return tuple(float(value) for value in values)
-
-
-def _gaps(misses_SD: Counts) -> tuple[int, ...]:
-    return tuple(int(n) for n in np.bincount(misses_SD.max(-1) - misses_SD.min(-1)))
-
-
-def _max_misses(record: PassRecord) -> tuple[int, ...]:
-    return tuple(int(n) for n in record.decode_misses().max(-1).sum(-1))
-
-
-def _hit_rates(record: PassRecord) -> tuple[float, ...]:
-    misses, dispatched = record.decode_misses().sum((1, 2)), record.decode_dispatched().sum((1, 2))
-    return _floats(1 - misses / np.maximum(1, dispatched))
-
-
-def _prediction(
-    options: RunOptions, report: RankReport, baseline: PassStatistics, treated: PassStatistics
-) -> Prediction | None:
-    if options.calibration is None or report.costs is None:
-        return None
-    expected, expected_before = treated.predicted_tpot_seconds, baseline.predicted_tpot_seconds
-    assert expected is not None
-    assert expected_before is not None
-    return Prediction(
-        tpot_seconds=expected,
-        relative_error=expected / treated.tpot_seconds.median - 1,
-        baseline_tpot_seconds=expected_before,
-        baseline_relative_error=expected_before / baseline.tpot_seconds.median - 1,
-        calibration_id=options.calibration.calibration_id,
-        seconds_per_expert=report.costs.seconds_per_expert,
     )
 
 

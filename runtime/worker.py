@@ -36,6 +36,7 @@ from runtime.models.skeleton import build_skeleton, read_config
 from runtime.options import STAGING_SLOTS, RunOptions
 from runtime.parallel import Ranks, contiguous_placement, join, leave
 from runtime.policy.guard import Brake
+from runtime.policy.knob import knob_of, turned
 from runtime.policy.make import make_policy
 from runtime.policy.spec import format_policy, parse_policy
 from runtime.policy.types import Policy, PolicySpec
@@ -44,8 +45,9 @@ from runtime.recording import PassRecord
 from runtime.roofline import measure_roofline
 from runtime.signals.collect import open_signals
 from runtime.signals.step import StepsHeader
-from runtime.workload import check_context, cut_prompts
-from store.records import Quality, Roofline
+from runtime.tuning import search_knob
+from runtime.workload import check_context, cut_prompts, held_out_passages
+from store.records import PolicySearch, Quality, Roofline
 
 Batches = list[list[list[int]]]
 PassesOfRanks = list[list[PassRecord]]
@@ -57,7 +59,8 @@ PAIRS = (5, 24)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankReport:
-    """What rank 0 brings home. ``baseline`` and ``treated``: by rank, then by pair.
+    """What rank 0 brings home. ``baseline`` and ``treated``: by rank, then by pair; empty where ``search`` found no
+    policy to run.
 
     ``quality_brake``: the brake after quality was measured, None where there was none.
     """
@@ -85,6 +88,7 @@ class RankReport:
     prompt_texts: tuple[str, ...]
     baseline_texts: tuple[str, ...]
     treated_texts: tuple[str, ...]
+    search: PolicySearch | None = None
 
 
 def run_rank(options: RunOptions) -> RankReport:
@@ -142,6 +146,7 @@ class RankSession:
         self.model = LockstepModel(self.loaded, self.execution, self.device)
         self.router = make_policy(parse_policy("router"), offloading=options.offloading)
         self.progress = _Progress(options, ranks)
+        self.search: PolicySearch | None = None
         self.model.signals = open_signals(
             options.signals if ranks.rank == 0 else None, self._steps_header, lambda: self.execution.brake
         )
@@ -158,13 +163,19 @@ class RankSession:
 
     def run(self) -> RankReport:
         batches = self._batches()
-        held_out = self._held_out()
+        held_out, searched = self._held_out()
         gc.freeze()  # a collection before each pass need not go through all that was loaded and imported
         if not self.options.offloading:
             self.execution.fill_caches()
         warm = self.run_pass(batches[0], self.router)
         policy = self.asked_policy()
         snapshot = self.execution.snapshot()
+        if searched:
+            chosen = self._searched_policy(searched, policy)
+            if chosen is None:
+                return self._report(batches, policy, [], [])
+            policy = chosen
+            self.execution.restore(snapshot)
         # What compiles or allocates on first use must not count: a short pass each.
         self.run_pass(batches[0], policy, new_tokens=4)
         self.execution.restore(snapshot)
@@ -188,6 +199,15 @@ class RankSession:
         self.release_brake()  # what quality is does not depend on how many passes there were
         quality = self._quality(held_out, policy)
         return replace(report, quality=quality, quality_brake=self.execution.brake, roofline=self._roofline())
+
+    def _searched_policy(self, passages: list[list[int]], policy: Policy) -> Policy | None:
+        """``policy`` with its knob turned as far as is allowed; None where it may not be turned at all."""
+        assert self.options.search_within is not None
+        self.search = search_knob(self, passages, policy.spec, self.options.search_within)
+        if self.search.chosen is None:
+            return None
+        knob = knob_of(policy.spec, offloading=self.options.offloading)
+        return make_policy(turned(policy.spec, knob, self.search.chosen), offloading=self.options.offloading)
 
     def _roofline(self) -> Roofline:
         """Measured last: it computes with whatever slot 0 holds, and rows of no meaning."""
@@ -236,8 +256,9 @@ class RankSession:
             roofline=None,
             quality_brake=None,
             prompt_texts=tuple(decode(ids) for ids in batches[0]),
-            baseline_texts=tuple(decode(ids) for ids in baseline[0][0].token_ids),
-            treated_texts=tuple(decode(ids) for ids in treated[0][0].token_ids),
+            baseline_texts=tuple(decode(ids) for ids in baseline[0][0].token_ids) if baseline else (),
+            treated_texts=tuple(decode(ids) for ids in treated[0][0].token_ids) if treated else (),
+            search=self.search,
         )
 
     def _steps_header(self, model: str) -> StepsHeader:
@@ -324,25 +345,21 @@ class RankSession:
     def _pairs(self, warm: PassRecord) -> int:
         if self.options.pairs is not None:
             return self.options.pairs
-        seconds = warm.ttft_seconds + warm.tpot_seconds * (self.options.max_new_tokens - 1)
+        seconds = (warm.ttft_seconds or 0.0) + warm.tpot_seconds * (self.options.max_new_tokens - 1)
         pairs = min(max(int(self.options.seconds_for_pairs / (2 * seconds)), PAIRS[0]), PAIRS[1])
         return int(self.ranks.from_first(pairs))
 
-    def _held_out(self) -> list[list[int]]:
-        """Passages of equal length for quality, spread over the whole text, since neighbours are alike; none without
-        one."""
-        if self.options.held_out is None:
-            return []
-        ids = self.loaded.tokenizer.encode(self.options.held_out, add_special_tokens=False)
-        if len(ids) < 2:
-            raise UsageError(
-                f"the held-out text has {len(ids)} tokens, which leaves none to predict",
-                hint="give a longer text with --held-out, or leave quality out with --no-quality",
-            )
-        length = min(self.options.quality_tokens, len(ids))
-        count = min(self.options.quality_sequences, len(ids) // length)
-        stride = len(ids) // count
-        return [ids[at : at + length] for at in range(0, stride * count, stride)]
+    def _held_out(self) -> tuple[list[list[int]], list[list[int]]]:
+        """Passages to measure quality on, and others to search on; none without a text or without a search."""
+        options = self.options
+        if options.held_out is None:
+            return [], []
+        return held_out_passages(
+            self.loaded.tokenizer.encode(options.held_out, add_special_tokens=False),
+            length=options.quality_tokens,
+            count=options.quality_sequences,
+            search=options.search_within is not None,
+        )
 
     def _quality(self, held_out: list[list[int]], policy: Policy) -> Quality | None:
         if not held_out:
@@ -369,7 +386,7 @@ class _Progress:
 
     def expect(self, total: int) -> None:
         """So many calls of ``advance`` will follow."""
-        self._total = total
+        self._total = self._done + total
         self._write()
 
     def advance(self) -> None:

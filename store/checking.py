@@ -14,12 +14,13 @@ from store.entries import Problem
 from store.faults import DamagedStoreError
 from store.kinds import Kept, rekept
 from store.rows import take_apart
-from store.schema import DEPENDENCIES, LINKS, RECORDS, RUNS
+from store.schema import DEPENDENCIES, LINKS, POLICIES, RECORDS, RUNS
 
 _MOST_FINDINGS = 20
 _COPIES = (
     (DEPENDENCIES, DEPENDENCIES.c.record_id, ("needed_id",)),
     (LINKS, LINKS.c.probe_id, ("bandwidth_median_bytes_per_s",)),
+    (POLICIES, POLICIES.c.policy_id, tuple(column.name for column in POLICIES.columns)),
     (RUNS, RUNS.c.run_id, tuple(column.name for column in RUNS.columns)),
 )
 

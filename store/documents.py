@@ -1,11 +1,11 @@
-"""The JSON document of a stored run, as other programs read it. Keys are kept stable and only added to."""
+"""The JSON documents of a stored run and a stored policy, as other programs read them. Keys stay, and are added to."""
 
 from __future__ import annotations
 
 import dataclasses
 from typing import Any
 
-from store.records import PassStatistics, RunRecord
+from store.records import PassStatistics, PolicyRecord, RunRecord
 
 
 def run_document(record: RunRecord) -> dict[str, Any]:
@@ -16,7 +16,7 @@ def run_document(record: RunRecord) -> dict[str, Any]:
     document["with_policy"] = _pass(record.with_policy)
     del document["gain_ttft"], document["gain_tpot"]
     document["gain"] = {
-        name: {**dataclasses.asdict(ratio), "outside_noise": ratio.outside_noise}
+        name: None if ratio is None else {**dataclasses.asdict(ratio), "outside_noise": ratio.outside_noise}
         for name, ratio in (("ttft", record.gain_ttft), ("tpot", record.gain_tpot))
     }
     return {"schema": "caee.run/1", **document}
@@ -24,3 +24,11 @@ def run_document(record: RunRecord) -> dict[str, Any]:
 
 def _pass(statistics: PassStatistics) -> dict[str, Any]:
     return dataclasses.asdict(statistics)
+
+
+def policy_document(record: PolicyRecord) -> dict[str, Any]:
+    """Schema ``caee.policy/1``. Losses in nats per token, rises and drops as shares."""
+    document = dataclasses.asdict(record)
+    if record.policy is not None:
+        document["policy"] = {"name": record.policy.name, **record.policy.parameters}
+    return {"schema": "caee.policy/1", **document}

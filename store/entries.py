@@ -13,6 +13,7 @@ class RecordKind(StrEnum):
 
     PROBE = "probe"
     CALIBRATION = "calibration"
+    POLICY = "policy"
     RUN = "run"
     SIMULATION = "simulation"
 

@@ -10,12 +10,12 @@ from probes.errors import StoreError
 from probes.records import Calibration, Fingerprint, LinkStatus, Probe
 from store.codec import decode, digest, encode, from_text, to_text
 from store.entries import RecordKind
-from store.records import RunRecord
+from store.records import PolicyRecord, RunRecord
 
 # As long as the column.
 MOST_ID_CHARACTERS = 128
 
-Record = Probe | Calibration | RunRecord
+Record = Probe | Calibration | PolicyRecord | RunRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +35,15 @@ def kept(record: Record) -> Kept:
     """``record`` ready to be written. Raises ``StoreError`` where it holds what JSON cannot."""
     if isinstance(record, Probe):
         return _kept(record, RecordKind.PROBE, record.probe_id, _probe_summary(record), ())
+    needs: tuple[str | None, ...]
     if isinstance(record, Calibration):
         needs = (record.probe_id,)
         return _kept(record, RecordKind.CALIBRATION, record.calibration_id, _calibration_summary(record), needs)
-    needs = (record.calibration_id,)
+    if isinstance(record, PolicyRecord):
+        needs = (record.calibration_id,)
+        return _kept(record, RecordKind.POLICY, record.policy_id, _policy_summary(record), needs)
+    origin = record.policy_origin
+    needs = (record.calibration_id, None if origin is None else origin.policy_id)
     return _kept(record, RecordKind.RUN, record.run_id, _run_summary(record), needs)
 
 
@@ -61,6 +66,8 @@ def revive(kind: RecordKind, document: Any) -> Record:
         return decode(document, Probe)
     if kind is RecordKind.CALIBRATION:
         return decode(document, Calibration)
+    if kind is RecordKind.POLICY:
+        return decode(document, PolicyRecord)
     if kind is RecordKind.RUN:
         return decode(document, RunRecord)
     raise StoreError(f"a {kind} is a plain document")
@@ -131,6 +138,12 @@ def _calibration_summary(calibration: Calibration) -> str:
 
 def _run_summary(run: RunRecord) -> str:
     return f"{run.model} on {_count(len(run.devices), 'device')}, {run.policy}: TPOT × {run.gain_tpot.ratio:.3f}"
+
+
+def _policy_summary(record: PolicyRecord) -> str:
+    limit, devices = record.search.max_quality_drop, _count(len(record.devices), "device")
+    found = f"no setting of {record.search.knob}" if record.policy is None else str(record.policy)
+    return f"{record.model} on {devices}, tier {record.tier}: {found} within a loss of {100 * limit:.3g} %"
 
 
 def _simulation_summary(document: dict[str, Any]) -> str:

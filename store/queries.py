@@ -17,6 +17,7 @@ from store.schema import DEPENDENCIES, LINKS, MODELS, RECORDS, SAMPLES
 _MAKES = {
     RecordKind.PROBE: "caee probe",
     RecordKind.CALIBRATION: "caee calibrate",
+    RecordKind.POLICY: "caee run --max-quality-drop 1%",
     RecordKind.RUN: "caee run",
     RecordKind.SIMULATION: "caee simulate",
 }

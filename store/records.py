@@ -54,10 +54,11 @@ class PassStatistics:
 
     ``max_device_misses_per_step``: mean over decode steps of Σ_layers max_d fetches. ``removed_importance``: per real
     token and layer. ``tokens``: how many tokens one pass generated. ``output_digest``: of all generated token ids.
-    ``dispatches``: experts run, over layers, decode steps and devices.
+    ``dispatches``: experts run, over layers, decode steps and devices. ``ttft_seconds``: None where a trace is
+    replayed, which generates nothing.
     """
 
-    ttft_seconds: Estimate
+    ttft_seconds: Estimate | None
     tpot_seconds: Estimate
     tokens: int
     steps: int
@@ -232,8 +233,111 @@ class BrakeStatistics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Replay:
+    """What a trace-driven run replayed, and with which bytes: MoE layers alone, and no model's weights.
+
+    ``model_layers``: MoE layers of the model, of which the workload's ``moe_layers`` were replayed. ``recorded``: the
+    trace's own steps, not batches of equal size. ``storage``: how the checkpoint would store an expert;
+    ``multiplies``: what was multiplied, in words. ``distinct_experts`` of ``experts_per_device`` had bytes of their
+    own. ``checked_experts``: on every device, whose bytes were compared after the last pass. Of the baseline's passes:
+    ``expert_compute_seconds`` for one dispatched expert, ``rest_seconds`` of a step for neither fetching nor computing.
+    """
+
+    trace: str
+    model_layers: int
+    warmup_steps: int
+    steps: int
+    recorded: bool
+    storage: str
+    multiplies: str
+    distinct_experts: int
+    checked_experts: int
+    expert_compute_seconds: float
+    rest_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyPoint:
+    """One setting of a policy's knob, tried on held-out text.
+
+    ``loss_rise``: (nll − baseline's) ÷ baseline's, with the 95 % interval of a paired bootstrap over sequences.
+    ``within_limit``: whether that interval's upper end is. The rest as in ``PassStatistics``, while it was tried.
+    """
+
+    value: float
+    nll: float
+    loss_rise: float
+    loss_rise_ci95: tuple[float, float]
+    removed_importance: float
+    max_device_misses_per_step: float
+    within_limit: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicySearch:
+    """How far a policy's ``knob`` may be turned. ``max_quality_drop``: the rise of held-out loss that is allowed, as a
+    share; ``points`` in the order tried, over ``sequences`` passages with ``tokens`` predictions in all; ``chosen``:
+    None where none of them is within the limit. ``nll_baseline`` in nats per token.
+    """
+
+    knob: str
+    max_quality_drop: float
+    nll_baseline: float
+    sequences: int
+    tokens: int
+    points: tuple[PolicyPoint, ...]
+    chosen: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyOrigin:
+    """The stored policy that a run used; ``searched_here``: that run itself searched for it."""
+
+    policy_id: str
+    created_at: str
+    searched_here: bool
+    search: PolicySearch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyRecord:
+    """A policy found for one model on one kind of machine, with the evidence; ``policy`` None: none is within limits.
+
+    ``model_identity``: digest of its config and weights. ``measured`` and ``gain_tpot``: by the run ``run_id`` that
+    followed, its quality on other passages than those searched on; None where that run was not completed or not begun.
+    The rest as in ``Workload`` and ``RunRecord``.
+    """
+
+    policy_id: str
+    created_at: str
+    model: str
+    model_identity: str
+    model_family: str
+    devices: tuple[Device, ...]
+    tier: str
+    cache: str
+    cache_experts: int
+    experts_per_device: int
+    batch_size: int
+    dtype: str
+    phases: str
+    seed: int
+    fingerprint: Fingerprint
+    calibration_id: str | None
+    policy: PolicyChoice | None
+    search: PolicySearch
+    run_id: str | None = None
+    measured: Quality | None = None
+    gain_tpot: Ratio | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """Everything one ``caee run`` measured."""
+    """Everything one ``caee run`` measured. ``gain_ttft`` is None, and ``replay`` given, where a trace was replayed.
+
+    ``max_quality_drop``: the rise of held-out loss that was allowed, as a share of the baseline's, where one was asked
+    for; ``policy_origin``: where the policy came from, unless it was given.
+    """
 
     run_id: str
     created_at: str
@@ -247,7 +351,7 @@ class RunRecord:
     calibration_id: str | None
     baseline: PassStatistics
     with_policy: PassStatistics
-    gain_ttft: Ratio
+    gain_ttft: Ratio | None
     gain_tpot: Ratio
     quality: Quality | None
     layers: tuple[LayerCost, ...]
@@ -257,3 +361,6 @@ class RunRecord:
     warnings: tuple[str, ...]
     roofline: Roofline | None = None
     brake: BrakeStatistics | None = None
+    replay: Replay | None = None
+    max_quality_drop: float | None = None
+    policy_origin: PolicyOrigin | None = None

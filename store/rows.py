@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from store.codec import digest, from_text, to_text
 from store.entries import RecordKind
 from store.kinds import Kept
-from store.schema import DEPENDENCIES, LINKS, MODELS, RECORDS, RUNS, SAMPLES
+from store.schema import DEPENDENCIES, LINKS, MODELS, POLICIES, RECORDS, RUNS, SAMPLES
 
 Row = Mapping[str, Any]
 Rows = dict[sa.Table, list[dict[str, Any]]]
@@ -44,6 +44,7 @@ def take_apart(kept: Kept) -> Rows:
         LINKS: [_link_row(kept.record_id, number, link) for number, link in enumerate(links)],
         SAMPLES: [row for number, link in enumerate(links) for row in _sample_rows(kept.record_id, number, link)],
         MODELS: [_model_row(kept.record_id, number, model) for number, model in enumerate(models)],
+        POLICIES: [_policy_row(kept.record_id, document)] if kept.kind is RecordKind.POLICY else [],
         RUNS: [_run_row(kept.record_id, document)] if kept.kind is RecordKind.RUN else [],
     }
 
@@ -108,6 +109,24 @@ def _run_row(run_id: str, document: dict[str, Any]) -> dict[str, Any]:
         "devices": len(document["devices"]),
         "policy": document["policy"]["name"],
         "policy_parameters": to_text(document["policy"]["parameters"]),
-        "gain_ttft": document["gain_ttft"]["ratio"],
+        "gain_ttft": document["gain_ttft"] and document["gain_ttft"]["ratio"],
         "gain_tpot": document["gain_tpot"]["ratio"],
+    }
+
+
+def _policy_row(policy_id: str, document: dict[str, Any]) -> dict[str, Any]:
+    policy = document["policy"]
+    return {
+        "policy_id": policy_id,
+        "model": document["model"].encode("utf-8", "backslashreplace").decode(),
+        "model_identity": document["model_identity"],
+        "tier": document["tier"],
+        "devices": len(document["devices"]),
+        "cache": document["cache"],
+        "cache_experts": document["cache_experts"],
+        "knob": document["search"]["knob"],
+        "max_quality_drop": document["search"]["max_quality_drop"],
+        "chosen": document["search"]["chosen"],
+        "policy": policy and policy["name"],
+        "policy_parameters": policy and to_text(policy["parameters"]),
     }

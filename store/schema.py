@@ -3,7 +3,7 @@
 Every record is one row of ``records``. What people query has rows of its own: a probe's ``links`` and their
 ``samples``, a calibration's ``models``. The JSON of a record or of such a row (``document``, ``details``) holds its
 other fields, so that nothing is kept twice, but for two copies that serve queries and that ``Store.check`` compares:
-the table ``runs``, and a link's median bandwidth.
+the tables ``runs`` and ``policies``, and a link's median bandwidth.
 """
 
 from __future__ import annotations
@@ -106,6 +106,23 @@ RUNS = sa.Table(
     sa.Column("devices", sa.Integer, nullable=False),
     sa.Column("policy", sa.Text, nullable=False),
     sa.Column("policy_parameters", sa.Text, nullable=False),
-    sa.Column("gain_ttft", sa.Double, nullable=False),
+    sa.Column("gain_ttft", sa.Double),
     sa.Column("gain_tpot", sa.Double, nullable=False),
+)
+
+POLICIES = sa.Table(
+    "policies",
+    METADATA,
+    _owner("policy_id"),
+    sa.Column("model", sa.Text, nullable=False),
+    sa.Column("model_identity", sa.Text, nullable=False),
+    sa.Column("tier", sa.String(32), nullable=False),
+    sa.Column("devices", sa.Integer, nullable=False),
+    sa.Column("cache", sa.Text, nullable=False),
+    sa.Column("cache_experts", sa.BigInteger, nullable=False),
+    sa.Column("knob", sa.Text, nullable=False),
+    sa.Column("max_quality_drop", sa.Double, nullable=False),
+    sa.Column("chosen", sa.Double),
+    sa.Column("policy", sa.Text),
+    sa.Column("policy_parameters", sa.Text),
 )

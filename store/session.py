@@ -14,7 +14,7 @@ from store.faults import DamagedStoreError
 from store.kinds import Record, kept, kept_simulation, machine_digest, revive
 from store.location import default_location, prepare_file, resolve, shown, sqlite_file
 from store.opening import bring_up_to_date
-from store.records import RunRecord
+from store.records import PolicyRecord, RunRecord
 
 __all__ = ["Store", "check_store", "default_location", "open_store"]
 
@@ -95,6 +95,17 @@ class Store:
         digest = None if machine is None else machine_digest(machine)
         return cast(Calibration, self._record(RecordKind.CALIBRATION, calibration_id, digest))
 
+    def save_policy(self, policy: PolicyRecord) -> None:
+        with self._database.transaction(writes=True) as connection:
+            queries.insert(connection, kept(policy))
+
+    def policy(self, policy_id: str | None = None) -> PolicyRecord:
+        return cast(PolicyRecord, self._record(RecordKind.POLICY, policy_id))
+
+    def policies(self) -> tuple[PolicyRecord, ...]:
+        """All of them, newest first."""
+        return cast(tuple[PolicyRecord, ...], self._newest(RecordKind.POLICY))
+
     def save_run(self, run: RunRecord) -> None:
         with self._database.transaction(writes=True) as connection:
             queries.insert(connection, kept(run))
@@ -104,10 +115,7 @@ class Store:
 
     def runs(self, last: int) -> tuple[RunRecord, ...]:
         """The ``last`` newest runs, newest first."""
-        with self._database.transaction() as connection:
-            entries = queries.entries(connection, RecordKind.RUN, limit=last)
-            found = [(entry, queries.document(connection, entry.record_id)) for entry in entries]
-        return tuple(cast(RunRecord, _revive(entry, document)) for entry, document in found)
+        return cast(tuple[RunRecord, ...], self._newest(RecordKind.RUN, last))
 
     def save_simulation(self, simulation_id: str, created_at: str, document: dict[str, Any]) -> None:
         """``document`` as ``caee simulate --json`` prints it."""
@@ -148,6 +156,12 @@ class Store:
         """Add the records of an export, all or none; those that are here already with the same content stay."""
         with self._database.transaction(writes=True) as connection:
             return exchange.import_document(connection, document)
+
+    def _newest(self, kind: RecordKind, limit: int | None = None) -> tuple[Record, ...]:
+        with self._database.transaction() as connection:
+            entries = queries.entries(connection, kind, limit=limit)
+            found = [(entry, queries.document(connection, entry.record_id)) for entry in entries]
+        return tuple(_revive(entry, document) for entry, document in found)
 
     def _record(self, kind: RecordKind, record_id: str | None, machine: str | None = None) -> Record:
         with self._database.transaction() as connection:

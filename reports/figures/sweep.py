@@ -29,8 +29,9 @@ def sweep_cards(info: ComparisonInfo) -> tuple[Card, ...]:
 def _card(key: str, knob: str, sweeps: Sequence[Sweep], colours: Mapping[str, str]) -> Card:
     panels: list[tuple[str, str, str, Figure]] = [
         ("tpot", "Time per output token", "change in TPOT", lambda run: _change(run.gain_tpot)),
-        ("ttft", "Time to first token", "change in TTFT", lambda run: _change(run.gain_ttft)),
     ]
+    if any(run.gain_ttft for sweep in sweeps for run in sweep.runs):
+        panels.append(("ttft", "Time to first token", "change in TTFT", lambda run: _change(run.gain_ttft)))
     if any(run.loss_rise for sweep in sweeps for run in sweep.runs):
         panels.append(("loss", "Held-out loss", "change in loss", lambda run: run.loss_rise))
     direction = "; a lower θ keeps fewer experts" if knob == "θ" else ""
@@ -105,14 +106,12 @@ def _table(knob: str, sweeps: Sequence[Sweep]) -> DataTable:
             (
                 sweep.series,
                 run.knob_value,
-                run.ttft_baseline.median,
-                run.ttft_policy.median,
-                run.gain_ttft.ratio,
-                *run.gain_ttft.ci95,
+                run.ttft_baseline.median if run.ttft_baseline else None,
+                run.ttft_policy.median if run.ttft_policy else None,
+                *(_ratio(run.gain_ttft) if run.gain_ttft else (None, None, None)),
                 run.tpot_baseline.median,
                 run.tpot_policy.median,
-                run.gain_tpot.ratio,
-                *run.gain_tpot.ci95,
+                *_ratio(run.gain_tpot),
                 run.removed_importance,
                 run.loss_rise.value if run.loss_rise else None,
                 run.top1_agreement,
@@ -123,7 +122,13 @@ def _table(knob: str, sweeps: Sequence[Sweep]) -> DataTable:
     )
 
 
-def _change(ratio: Ratio) -> Interval:
+def _ratio(ratio: Ratio) -> tuple[float, float, float]:
+    return (ratio.ratio, *ratio.ci95)
+
+
+def _change(ratio: Ratio | None) -> Interval | None:
+    if ratio is None:
+        return None
     return Interval(value=ratio.ratio - 1, ci95=(ratio.ci95[0] - 1, ratio.ci95[1] - 1))
 
 

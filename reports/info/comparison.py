@@ -33,7 +33,7 @@ class ComparedRun:
     ``label``, ``series``, ``knob`` and ``knob_value``: see ``RunName``.
 
     ``tpot_against_first`` and ``ttft_against_first``: with-policy medians, this run's ÷ the first's; None for the
-    first.
+    first, and TTFT where nothing is generated.
     """
 
     run_id: str
@@ -45,10 +45,10 @@ class ComparedRun:
     knob_value: float | None
     tpot_baseline: Estimate
     tpot_policy: Estimate
-    ttft_baseline: Estimate
-    ttft_policy: Estimate
+    ttft_baseline: Estimate | None
+    ttft_policy: Estimate | None
     gain_tpot: Ratio
-    gain_ttft: Ratio
+    gain_ttft: Ratio | None
     outcome: Outcome
     movements_baseline: float
     movements_policy: float
@@ -160,9 +160,9 @@ def _compared(run: RunRecord, name: RunName, first: RunRecord | None) -> Compare
     def against_first(phase: str) -> Ratio | None:
         if first is None:
             return None
-        own: Estimate = getattr(run.with_policy, phase)
-        other: Estimate = getattr(first.with_policy, phase)
-        return median_ratio(own.samples, other.samples)
+        own: Estimate | None = getattr(run.with_policy, phase)
+        other: Estimate | None = getattr(first.with_policy, phase)
+        return median_ratio(own.samples, other.samples) if own and other else None
 
     return ComparedRun(
         run_id=run.run_id,

@@ -24,7 +24,7 @@ class KeyFigure:
 
 
 def key_figures(run: RunRecord) -> tuple[KeyFigure, ...]:
-    """TPOT, TTFT, the busiest device and, where it was measured, quality."""
+    """TPOT, TTFT where something was generated, the busiest device and, where it was measured, quality."""
 
     def timed(label: str, before: float, after: float, gain: Ratio) -> KeyFigure:
         tone = "neutral" if not gain.outside_noise else "good" if gain.ratio < 1 else "bad"
@@ -40,8 +40,12 @@ def key_figures(run: RunRecord) -> tuple[KeyFigure, ...]:
     baseline, policy = run.baseline, run.with_policy
     before, after = baseline.max_device_misses_per_step, policy.max_device_misses_per_step
     figures = [
-        timed("Time per output token", baseline.tpot_seconds.median, policy.tpot_seconds.median, run.gain_tpot),
-        timed("Time to first token", baseline.ttft_seconds.median, policy.ttft_seconds.median, run.gain_ttft),
+        timed(tpot_name(run), baseline.tpot_seconds.median, policy.tpot_seconds.median, run.gain_tpot),
+        *(
+            [timed("Time to first token", baseline.ttft_seconds.median, policy.ttft_seconds.median, run.gain_ttft)]
+            if baseline.ttft_seconds and policy.ttft_seconds and run.gain_ttft
+            else []
+        ),
         KeyFigure(
             label=f"Busiest device, {movement_noun(run.tier)} per step",
             before=number(before),
@@ -65,6 +69,11 @@ def key_figures(run: RunRecord) -> tuple[KeyFigure, ...]:
             )
         )
     return tuple(figures)
+
+
+def tpot_name(run: RunRecord) -> str:
+    """What a step's time is of: without a model it is that of its MoE layers."""
+    return "Time per output token" if run.replay is None else "Time per output token, MoE layers alone"
 
 
 def loss_rise(quality: Quality) -> float:

@@ -46,7 +46,18 @@ def differing(runs: Sequence[RunRecord]) -> tuple[str, ...]:
 def settings(run: RunRecord) -> dict[str, Any]:
     """What was asked for, by name: model, tier, devices, policy and workload."""
     work = {field.name.replace("_", " "): getattr(run.workload, field.name) for field in fields(run.workload)}
-    return {"model": run.model, "tier": run.tier, "devices": len(run.devices), "policy": run.policy, **work}
+    trace = None
+    if run.replay is not None:
+        first, last = run.replay.warmup_steps + 1, run.replay.warmup_steps + run.replay.steps
+        trace = f"{run.replay.trace}, steps {first} to {last}"
+    return {
+        "model": run.model,
+        "tier": run.tier,
+        "devices": len(run.devices),
+        "policy": run.policy,
+        "trace": trace,
+        **work,
+    }
 
 
 def _name(run: RunRecord, label: str, variant: list[str], apart: list[str]) -> RunName:

@@ -52,7 +52,13 @@ class PredictedInfo:
 
 
 def phases_info(run: RunRecord) -> tuple[PhaseInfo, ...]:
-    """TPOT and TTFT."""
+    """TPOT, and TTFT where something was generated."""
+    before, after = run.baseline.ttft_seconds, run.with_policy.ttft_seconds
+    first = (
+        [PhaseInfo(name="TTFT", baseline=before, with_policy=after, gain=run.gain_ttft)]
+        if before and after and run.gain_ttft
+        else []
+    )
     return (
         PhaseInfo(
             name="TPOT",
@@ -60,12 +66,7 @@ def phases_info(run: RunRecord) -> tuple[PhaseInfo, ...]:
             with_policy=run.with_policy.tpot_seconds,
             gain=run.gain_tpot,
         ),
-        PhaseInfo(
-            name="TTFT",
-            baseline=run.baseline.ttft_seconds,
-            with_policy=run.with_policy.ttft_seconds,
-            gain=run.gain_ttft,
-        ),
+        *first,
     )
 
 

@@ -7,7 +7,16 @@ from enum import StrEnum
 
 from probes.units import format_seconds, format_size
 from reports.info.advice import StepLimit, next_steps, step_limit
-from reports.info.keyfigures import NOTICEABLE_LOSS_RISE, KeyFigure, key_figures, loss_rise, movement_noun
+from reports.info.brake import brake_sentence
+from reports.info.keyfigures import (
+    NOTICEABLE_LOSS_RISE,
+    KeyFigure,
+    key_figures,
+    loss_rise,
+    movement_noun,
+    tpot_name,
+)
+from reports.info.replay import replay_sentence, replayed
 from reports.info.roofline import roofline_info, roofline_sentence
 from reports.info.words import certainty, change, change_with_interval, interval, number, percent, plural
 from store.records import Quality, Ratio, RunRecord, Workload
@@ -53,7 +62,8 @@ def verdict_info(run: RunRecord) -> VerdictInfo:
             _compared(run),
             _busiest(run),
             _times(run),
-            _quality(run.quality),
+            *_quality(run),
+            *((brake_sentence(run.brake),) if run.brake else ()),
             *_cautions(run),
             *_roofline(run),
             _limits(limit),
@@ -99,9 +109,11 @@ def _one_sentence(outcome: Outcome, run: RunRecord) -> str:
 def _compared(run: RunRecord) -> str:
     work, kinds = run.workload, sorted({device.kind for device in run.devices})
     devices = plural(len(run.devices), f"{'/'.join(kinds).upper()} device")
+    what = f"{plural(work.batch_size, 'sequence')} of {plural(work.max_new_tokens, 'new token')}"
+    if run.replay is not None:
+        what = replayed(run, run.replay)
     return (
-        f"Policy {_policy(run)} against the router's own choice, on {run.model}: "
-        f"{plural(work.batch_size, 'sequence')} of {plural(work.max_new_tokens, 'new token')} on {devices}, "
+        f"Policy {_policy(run)} against the router's own choice, on {run.model}: {what} on {devices}, "
         f"{_where(run.tier, work)}; {plural(work.pairs, 'interleaved pair')} from equal cache states."
     )
 
@@ -143,14 +155,20 @@ def _times(run: RunRecord) -> str:
         )
 
     baseline, policy = run.baseline, run.with_policy
-    tpot = phase("Time per output token", baseline.tpot_seconds.median, policy.tpot_seconds.median, run.gain_tpot)
+    tpot = phase(tpot_name(run), baseline.tpot_seconds.median, policy.tpot_seconds.median, run.gain_tpot)
+    if baseline.ttft_seconds is None or policy.ttft_seconds is None or run.gain_ttft is None:
+        return f"{tpot}."
     ttft = phase("time to first token", baseline.ttft_seconds.median, policy.ttft_seconds.median, run.gain_ttft)
     return f"{tpot}; {ttft}."
 
 
-def _quality(quality: Quality | None) -> str:
-    if quality is None:
-        return "Quality was not measured in this run."
+def _quality(run: RunRecord) -> tuple[str, ...]:
+    if run.replay is not None:
+        return (replay_sentence(run, run.replay),)
+    return (_held_out(run.quality) if run.quality else "Quality was not measured in this run.",)
+
+
+def _held_out(quality: Quality) -> str:
     low, high = (bound / quality.nll_baseline for bound in quality.nll_difference_ci95)
     sure = ", inside the noise" if low <= 0 <= high else ""
     return (

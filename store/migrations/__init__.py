@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 import sqlalchemy as sa
 
-from store.migrations import m0001_records
+from store.migrations import m0001_records, m0002_replays, m0003_policies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,11 @@ class Migration:
     upgrade: Callable[[sa.Connection], None]
 
 
-MIGRATIONS: tuple[Migration, ...] = (Migration(version=1, name="records", upgrade=m0001_records.upgrade),)
+MIGRATIONS: tuple[Migration, ...] = (
+    Migration(version=1, name="records", upgrade=m0001_records.upgrade),
+    Migration(version=2, name="replays", upgrade=m0002_replays.upgrade),
+    Migration(version=3, name="policies", upgrade=m0003_policies.upgrade),
+)
 
 _APPLIED = sa.Table(
     "schema_migrations",

@@ -1,0 +1,1 @@
+"""Trace-driven runs: bytes of a model's experts, moved and multiplied as a trace routes them, without a checkpoint."""

@@ -1,0 +1,318 @@
+"""The program of one rank of a trace-driven run: stand-ins for experts, then interleaved pairs of passes.
+
+Every pass is what the simulator calls a pass: it begins with empty caches and a policy that has seen nothing, goes
+through the warm-up steps under that policy, and counts from there on. The warm-up is on paper (books and decisions, no
+bytes), then what the caches hold by then is fetched, and the clock starts.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from probes.backend import TorchBackend
+from probes.errors import RunError, UsageError
+from probes.files import written_whole
+from probes.limits import memory_available_bytes
+from probes.records import Device
+from probes.units import format_size
+from runtime.cache import CacheBook, parse_cache
+from runtime.cost import CostTable, cost_table, uniform_costs
+from runtime.execution import Layout
+from runtime.experts.transfer import STAGING_BUFFERS, ExpertSource, Request, TransferEngine
+from runtime.options import STAGING_SLOTS
+from runtime.parallel import Ranks, contiguous_placement, join, leave
+from runtime.policy.make import make_policy
+from runtime.policy.spec import parse_policy, resolve
+from runtime.policy.types import PolicySpec
+from runtime.rank import (
+    Progress,
+    all_devices,
+    own_device,
+    share_processors,
+    torch_device,
+    without_garbage_collection,
+)
+from runtime.recording import PassRecord, StepRecord
+from runtime.tracerun.content import ExpertContent
+from runtime.tracerun.execution import ReplayExecution
+from runtime.tracerun.kernel import STORED_DTYPES, BytePool, ExpertWeights, slot_bytes, stand_in_sets, stored_dtype
+from runtime.tracerun.options import TraceRunOptions
+from runtime.tracerun.sources import MemorySource, ScratchSource, Units, disk_room, how_many_units, memory_room
+
+PassesOfRanks = list[list[PassRecord]]
+"""By pair, then by rank."""
+
+PAIRS = (3, 24)
+"""Fewest and most interleaved pairs when their number follows from the time."""
+DRAIN_SECONDS = (0.25, 2.0)
+"""A disk that was at rest is read for as long as it rested, within these bounds, before a pass is timed: one that is
+throttled by credit gained some meanwhile."""
+CHECKED_SLOTS = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceRunReport:
+    """What rank 0 brings home. ``baseline`` and ``treated``: by rank, then by pair.
+
+    ``distinct_experts`` of ``own_experts``: stand-ins of the rank that has fewest of them. ``checked_experts``: whose
+    bytes in the slots were compared with what was stored.
+    """
+
+    devices: tuple[Device, ...]
+    expert_bytes: int
+    cache_experts: int
+    own_experts: int
+    distinct_experts: int
+    checked_experts: int
+    read_mode: str | None
+    read_reason: str | None
+    dtype: str
+    multiplies: str
+    costs: CostTable | None
+    baseline: list[list[PassRecord]]
+    treated: list[list[PassRecord]]
+
+
+def run_trace_rank(options: TraceRunOptions) -> TraceRunReport:
+    """Join the other ranks and do the whole run. Raises a ``CaeeError``."""
+    ranks = join(options.devices[0].kind)
+    try:
+        # Costs decide, so they must be the same on hosts whose stores differ.
+        options = replace(options, calibration=ranks.from_first(options.calibration))
+        session = TraceRunSession(options, ranks)
+        try:
+            return session.run()
+        finally:
+            session.close()
+    finally:
+        leave(ranks)
+
+
+class TraceRunSession:
+    """One rank's slots, stand-ins and books."""
+
+    def __init__(self, options: TraceRunOptions, ranks: Ranks) -> None:
+        self.options = options
+        self.ranks = ranks
+        own = own_device(options.devices)
+        self.devices = all_devices(own, ranks)
+        self.device = torch_device(own)
+        if self.device.type == "cpu":
+            share_processors(ranks)
+        self._ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world))
+        shape = options.shape
+        self.dtype = STORED_DTYPES.get(options.dtype) or stored_dtype(shape) or torch.bfloat16
+        if ranks.world > shape.num_experts:
+            raise UsageError(f"{ranks.world} devices share {shape.num_experts} experts", hint="give fewer --devices")
+        self.placement_N = contiguous_placement(shape.num_experts, ranks.world)
+        self.mine = np.flatnonzero(self.placement_N == ranks.rank)
+        self.costs, self.layout = self._layout()
+        slots = self.layout.cache_slots + self.layout.staging_slots
+        taken = self._check_memory(slots)
+        self.backend = TorchBackend(self.device)
+        self.pool = BytePool(slots, slot_bytes(shape), self.device)
+        self.weights = ExpertWeights(shape, self.pool, self.dtype)
+        self.content = ExpertContent(slot_bytes(shape), dtype=stored_dtype(shape), seed=options.seed + ranks.rank)
+        self.units = self._units(taken)
+        self.source = self._source()
+        self.transfers = TransferEngine(self.backend, self.source, self.pool)
+        self.execution = ReplayExecution(
+            self.weights,
+            self.pool,
+            self.transfers,
+            [self._new_book() for _ in range(ranks.world)],
+            self.layout,
+            ranks,
+            layers=options.layers,
+            hidden_size=shape.hidden,
+            most_rows=options.traffic.most_rows,
+        )
+        self.execution.check_ranks = options.check_ranks
+        self.router = resolve(parse_policy("router"), offloading=options.offloading)
+        self.policy = resolve(options.policy, offloading=options.offloading)
+        self.progress = Progress(options.progress_file, ranks)
+        self._read_until = time.monotonic()
+
+    def close(self) -> None:
+        self.transfers.close()
+
+    def run(self) -> TraceRunReport:
+        if not self.options.offloading:
+            self.execution.fill_caches()
+        self._start = self.execution.snapshot()
+        steps = self.options.traffic.steps
+        # What compiles or allocates on first use must not count.
+        self.run_pass(self.policy, steps=1)
+        begin, few = time.perf_counter(), max(1, steps // 4)
+        warm = self.run_pass(self.router, steps=few)
+        pairs = self._pairs(time.perf_counter() - begin + warm.tpot_seconds * (steps - few))
+        self.progress.expect(2 * pairs)
+        baseline: PassesOfRanks = []
+        treated: PassesOfRanks = []
+        for pair in range(pairs):
+            # The order within a pair alternates, so that drift does not look like an effect.
+            order = ((baseline, self.router), (treated, self.policy))
+            for records, chosen in order if pair % 2 == 0 else order[::-1]:
+                records.append(self.ranks.gather(self.run_pass(chosen)))
+                self.progress.advance()
+            self._keep(baseline, treated)
+        return self._report(baseline, treated, checked=min(self.ranks.gather(self.check_bytes())))
+
+    def run_pass(self, chosen: PolicySpec, *, steps: int | None = None) -> PassRecord:
+        """The warm-up on paper, then ``steps`` measured ones (default: all)."""
+        traffic = self.options.traffic
+        policy = make_policy(chosen, offloading=self.options.offloading)
+        for book, snapshot in zip(self.execution.books, self._start, strict=True):
+            book.restore(snapshot)
+        for number in range(traffic.warmup_steps):
+            self.execution.advance(traffic.step(number), policy)
+        self.execution.load()
+        self._drain()
+        records: list[StepRecord] = []
+        self.ranks.barrier()
+        with without_garbage_collection():
+            begin = last = time.perf_counter()
+            for number in range(traffic.warmup_steps, traffic.warmup_steps + (steps or traffic.steps)):
+                record = self.execution.step(traffic.step(number), policy)
+                self.backend.synchronize()
+                now = time.perf_counter()
+                record.seconds, last = now - last, now
+                records.append(record)
+        self._read_until = time.monotonic()
+        return PassRecord(ttft_seconds=None, tpot_seconds=(last - begin) / len(records), token_ids=[], steps=records)
+
+    def check_bytes(self, most: int = CHECKED_SLOTS) -> int:
+        """Compare the bytes in up to ``most`` cache slots with what was stored for their experts; how many there were.
+
+        Raises ``RunError`` where other bytes have arrived.
+        """
+        held = self.execution.held()
+        chosen = held[:: max(1, -(-len(held) // most))]
+        for slot, layer, expert in chosen:
+            data = self.pool.stored[slot].cpu().numpy()
+            if not self.content.matches(self.units.of(layer, expert), data):
+                raise RunError(
+                    f"rank {self.ranks.rank}: the bytes fetched for expert {expert} of MoE layer {layer} are not those "
+                    "that were stored",
+                    hint="do not trust this disk or memory: check the machine's log (dmesg)",
+                )
+        return len(chosen)
+
+    # what it consists of ----------------------------------------------------------------------------------------------
+
+    def _layout(self) -> tuple[CostTable | None, Layout]:
+        options, world = self.options, self.ranks.world
+        own = int(np.bincount(self.placement_N, minlength=world).max()) * options.layers
+        wanted = own if not options.offloading else (options.cache_experts or max(1, own // 2))
+        costs = None
+        if options.calibration is not None:
+            names = [device.name_on_link for device in self.devices]
+            costs = cost_table(options.calibration, options.tier, names, options.shape.expert_bytes)
+        # Without a calibration all experts cost the same: policies only compare costs.
+        decisive = costs or uniform_costs(1e-3, world)
+        return costs, Layout(
+            placement_N=self.placement_N,
+            devices=world,
+            cost_N=decisive.picoseconds[self.placement_N],
+            groups=decisive.groups,
+            cache_slots=min(wanted, own),
+            staging_slots=min(STAGING_SLOTS, options.shape.num_experts),
+            offloading=options.offloading,
+        )
+
+    def _new_book(self) -> CacheBook:
+        options = self.options
+        return CacheBook(parse_cache(options.cache), self.layout.cache_slots, options.layers, options.shape.num_experts)
+
+    def _check_memory(self, slots: int) -> int:
+        """Bytes of host memory that slots will take; on a CPU they are the device's too.
+
+        Raises ``RunError`` before they would fill the memory.
+        """
+        shape, size = self.options.shape, slot_bytes(self.options.shape)
+        weights = shape.matrices * shape.hidden * shape.expert_intermediate * self.dtype.itemsize
+        needed = slots * size + stand_in_sets(shape, self.dtype, slots) * weights
+        if self.device.type == "cpu":
+            free = memory_available_bytes() // self._ranks_here
+            needed += STAGING_BUFFERS * size
+        else:
+            free = int(torch.get_device_module(self.device.type).mem_get_info(self.device)[0])
+        if needed > free:
+            raise RunError(
+                f"{slots} slots of {format_size(size)} on every device need {format_size(needed)}, "
+                f"{format_size(free)} are free",
+                hint="replay fewer layers (--layers), or cache fewer experts (--cache-experts)",
+            )
+        return needed if self.device.type == "cpu" else 0
+
+    def _units(self, taken: int) -> Units:
+        """As many distinct stand-ins as the rank with least room can have, so that ranks keep in step."""
+        options, size = self.options, slot_bytes(self.options.shape)
+        if options.tier == "disk":
+            room, where = disk_room(options.folder, self._ranks_here), f"on the disk of {options.folder}"
+        else:
+            room, where = memory_room(taken, self._ranks_here), "into host memory"
+        room = min(self.ranks.gather(room))
+        fewest = int(np.bincount(self.placement_N, minlength=self.ranks.world).min()) * options.layers
+        return Units(count=how_many_units(max(1, fewest), size, room, where), own=self.mine)
+
+    def _source(self) -> ExpertSource:
+        if self.options.tier == "disk":
+            return ScratchSource(self.options.folder, self.content, self.units, in_step=self.ranks.barrier)
+        return MemorySource(self.content, self.units, self.backend, in_step=self.ranks.barrier)
+
+    # measuring --------------------------------------------------------------------------------------------------------
+
+    def _drain(self) -> None:
+        """Read for as long as the disk was at rest, all ranks at once."""
+        if self.options.tier != "disk":
+            return
+        low, high = DRAIN_SECONDS
+        until = time.monotonic() + min(max(time.monotonic() - self._read_until, low), high)
+        slot, number = self.layout.cache_slots, 0
+        while time.monotonic() < until:
+            layer, place = divmod(number, len(self.mine))
+            self.transfers.fetch([Request(layer % self.options.layers, int(self.mine[place]), slot)]).wait()
+            number += 1
+        self.ranks.barrier()
+
+    def _pairs(self, seconds: float) -> int:
+        """``seconds``: of a pass and what comes before it."""
+        if self.options.pairs is not None:
+            return self.options.pairs
+        pairs = min(max(int(self.options.seconds_for_pairs / (2 * seconds)), PAIRS[0]), PAIRS[1])
+        return int(self.ranks.from_first(pairs))
+
+    def _keep(self, baseline: PassesOfRanks, treated: PassesOfRanks) -> None:
+        """What is complete so far survives an interruption."""
+        if self.options.partial_file is not None and self.ranks.rank == 0:
+            with written_whole(self.options.partial_file, force=True) as stream:
+                pickle.dump(self._report(baseline, treated, checked=0), stream)
+
+    def _report(self, baseline: PassesOfRanks, treated: PassesOfRanks, *, checked: int) -> TraceRunReport:
+        return TraceRunReport(
+            devices=self.devices,
+            expert_bytes=self.options.shape.expert_bytes,
+            cache_experts=self.layout.cache_slots,
+            own_experts=int(np.bincount(self.placement_N).max()) * self.options.layers,
+            distinct_experts=self.units.count,
+            checked_experts=checked,
+            read_mode=None if self.source.mode is None else str(self.source.mode),
+            read_reason=self.source.reason,
+            dtype=str(self.dtype).removeprefix("torch."),
+            multiplies=self.weights.multiplies,
+            costs=self.costs,
+            baseline=_by_rank(baseline),
+            treated=_by_rank(treated),
+        )
+
+
+def _by_rank(passes: Sequence[Sequence[PassRecord]]) -> list[list[PassRecord]]:
+    return [list(records) for records in zip(*passes, strict=True)]
