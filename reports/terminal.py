@@ -6,10 +6,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from probes.text import printable
+from reports.info.brake import brake_sentence
 from reports.info.keyfigures import KeyFigure
+from reports.info.origin import KNOBS, origin_sentence, search_words
 from reports.info.verdict import verdict_info
 from reports.pages.page import Page
-from store.records import RunRecord
+from reports.info.words import percent
+from store.records import PolicySearch, RunRecord
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -22,7 +25,24 @@ COLOURS = {"good": "green", "bad": "red", "neutral": "yellow"}
 def run_summary(run: RunRecord) -> list[RenderableType]:
     """The verdict of a run that has just ended."""
     verdict = verdict_info(run)
-    return _summary(verdict.outcome.tone, verdict.headline, verdict.sentences, verdict.key_figures, verdict.next_steps)
+    shown = _summary(verdict.outcome.tone, verdict.headline, verdict.sentences, verdict.key_figures, verdict.next_steps)
+    origin = origin_sentence(run)
+    shown += [_text(origin)] if origin else []
+    return [*shown, *([_text(brake_sentence(run.brake))] if run.brake else [])]
+
+
+def search_summary(search: PolicySearch) -> list[RenderableType]:
+    """A search for a policy that found none: all it tried."""
+    from rich.table import Table
+
+    words = search_words(search)
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for heading in (KNOBS.get(search.knob, search.knob), "rise of loss", "95 % interval"):
+        table.add_column(heading, justify="right")
+    for point in search.points:
+        low, high = (percent(bound, signed=True) for bound in point.loss_rise_ci95)
+        table.add_row(f"{point.value:g}", percent(point.loss_rise, signed=True), f"{low} to {high}")
+    return [_text(f"{words[0].upper()}{words[1:]}.", "bold yellow"), _text(""), table]
 
 
 def page_summary(page: Page) -> list[RenderableType]:

@@ -8,7 +8,7 @@ from reports.figures.card import Card
 from reports.info.machine import Fact
 from reports.info.run import PassFigures, RunInfo
 from reports.info.table import Cell, table
-from store.records import Quality, SampleText
+from store.records import BrakeStatistics, Quality, SampleText
 
 CONDITIONS = (
     ("policy", "Policy", "Every parameter, defaults included."),
@@ -75,6 +75,37 @@ def quality_card(quality: Quality) -> Card:
                 ("KL(baseline ‖ policy)", "nats per token", quality.mean_kl, None, None),
                 ("same most likely token", "share of tokens", quality.top1_agreement, None, None),
                 ("measured on", "tokens", quality.tokens, None, None),
+            ),
+        ),
+    )
+
+
+def brake_card(brake: BrakeStatistics) -> Card:
+    """What the brake saw and did."""
+    return Card(
+        key="brake",
+        title="The brake",
+        lede=(
+            "A shadow sample computes a layer as the router itself would, too; its error is ‖policy − router‖ ÷ "
+            "‖router‖ of the output. What samples take is in no other figure."
+        ),
+        table=table(
+            ("figure", "figure"),
+            ("unit", "unit"),
+            ("value", "value"),
+            rows=(
+                ("budget of the mean error", "ratio", brake.budget),
+                ("samples", "decode layer-steps", brake.samples),
+                ("mean error", "ratio", brake.mean_error),
+                ("highest error", "ratio", brake.highest_error),
+                ("times that it acted", "times", brake.trips),
+                ("router's own choice in force", "layer-steps", brake.braked_layer_steps),
+                ("watched", "layer-steps", brake.layer_steps),
+                ("time of the samples", "seconds", brake.shadow_seconds),
+                ("fetches of the samples", "experts", brake.shadow_fetches),
+                ("times that it acted, measuring quality", "times", brake.quality_trips),
+                ("router's own choice in force, measuring quality", "layer-steps", brake.quality_braked_layer_steps),
+                ("watched, measuring quality", "layer-steps", brake.quality_layer_steps),
             ),
         ),
     )

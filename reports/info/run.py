@@ -22,7 +22,7 @@ from reports.info.timing import (
     step_parts_info,
 )
 from reports.info.verdict import VerdictInfo, verdict_info
-from store.records import Quality, RunRecord, SampleText
+from store.records import BrakeStatistics, Quality, RunRecord, SampleText
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +59,7 @@ class RunInfo:
     roofline: RooflineInfo | None
     series: SeriesInfo
     quality: Quality | None
+    brake: BrakeStatistics | None
     predicted: tuple[PredictedInfo, ...]
     cost_models: tuple[CostModelInfo, ...]
     drift: tuple[LinkDrift, ...]
@@ -96,6 +97,7 @@ def run_info(
         roofline=roofline_info(run),
         series=series_info(run),
         quality=run.quality,
+        brake=run.brake,
         predicted=predicted_info(run),
         cost_models=cost_models_info(calibration, probe),
         drift=drift_info(history, calibration),

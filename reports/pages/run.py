@@ -7,7 +7,7 @@ from reports.figures.balance import gap_card, importance_card, layer_card
 from reports.figures.card import Card, Section, paired
 from reports.figures.costmodels import cost_models_card, cost_table_card
 from reports.figures.drift import drift_card
-from reports.figures.facts import condition_cards, quality_card, samples_card, totals_cards
+from reports.figures.facts import brake_card, condition_cards, quality_card, samples_card, totals_cards
 from reports.figures.heat import heat_card
 from reports.figures.roofline import roofline_card
 from reports.figures.steps import series_card, step_card
@@ -82,7 +82,8 @@ def _time_cards(info: RunInfo, noun: str) -> list[Card]:
 
 def _quality_cards(info: RunInfo) -> tuple[Card, ...]:
     quality = [quality_card(info.quality)] if info.quality else []
-    return (*quality, *([samples_card(info.samples)] if info.samples else []))
+    brake = [brake_card(info.brake)] if info.brake else []
+    return (*quality, *brake, *([samples_card(info.samples)] if info.samples else []))
 
 
 def _calibration_cards(info: RunInfo) -> tuple[Card, ...]:
