@@ -6,21 +6,31 @@ launcher; under ``torchrun``, on one host or several, the same program joins wha
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
+import socket
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
-from probes.errors import RunError
+from probes.errors import CaeeError, RunError
 from probes.text import first_line
+from runtime.interfaces import interface_towards
 from runtime.policy.types import Ints
 
 JOIN_TIMEOUT = datetime.timedelta(seconds=25)
-"""How long ranks wait for each other, when they join and in every exchange, before they give up."""
+"""How long ranks wait for each other, when they join and in every exchange of a step, before they give up."""
+
+LOAD_TIMEOUT = datetime.timedelta(minutes=30)
+"""How long they wait where one may be slower than another by far: hosts load at the pace of their disks. A rank that
+ends is noticed at once all the same, by its closed connections."""
+
+T = TypeVar("T")
 
 
 def contiguous_placement(num_experts: int, devices: int) -> Ints:
@@ -33,11 +43,25 @@ class PeerLost(RunError):
 
 
 @dataclass(frozen=True, slots=True)
+class _Failure:
+    """What a rank sends in place of its value when it cannot go on."""
+
+    rank: int
+    host: str
+    message: str
+    hint: str | None
+
+
+@dataclass(frozen=True, slots=True)
 class Ranks:
-    """This process among all. With one rank every exchange is a no-op, and torch.distributed is not needed."""
+    """This process among all. With one rank every exchange is a no-op, and torch.distributed is not needed.
+
+    ``patient``: the process group of exchanges that may take long.
+    """
 
     rank: int
     world: int
+    patient: Any = None
 
     def sum_(self, tensor: torch.Tensor) -> None:
         """Add ``tensor`` up over all ranks, in place. Raises ``RunError`` where a rank is gone."""
@@ -53,15 +77,41 @@ class Ranks:
         self.sum_(torch.zeros(1))
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's ``value``, by rank, on every rank."""
+        """Every rank's ``value``, by rank, on every rank. Raises ``PeerLost`` where a rank tells why it has none."""
         if self.world == 1:
             return [value]
         values: list[Any] = [None] * self.world
         try:
-            dist.all_gather_object(values, value)
+            dist.all_gather_object(values, value, group=self.patient)
         except (RuntimeError, dist.DistBackendError) as error:
             raise _lost(error) from error
+        failed = next((each for each in values if isinstance(each, _Failure)), None)
+        if failed is not None and failed.rank != self.rank:
+            raise PeerLost(f"rank {failed.rank} on {failed.host} failed: {failed.message}", hint=failed.hint)
         return values
+
+    def all_or_none(self, prepare: Callable[[], T]) -> T:
+        """What ``prepare`` returns, once it has returned on all ranks, however long that takes.
+
+        Where it raises on one, all others raise ``PeerLost`` with that rank's reason. Exchanges within ``prepare`` may
+        be ``gather`` only: there it is where a rank that fails meets the others.
+        """
+        try:
+            prepared = prepare()
+        except PeerLost:
+            raise
+        except Exception as error:
+            self._tell(error)
+            raise
+        self.gather(None)
+        return prepared
+
+    def _tell(self, error: Exception) -> None:
+        """Say at the next ``gather`` of the others why this rank ends."""
+        message, hint = (error.message, error.hint) if isinstance(error, CaeeError) else (first_line(error), None)
+        failure = _Failure(rank=self.rank, host=socket.gethostname(), message=message, hint=hint)
+        with contextlib.suppress(PeerLost):  # another may have ended before
+            self.gather(failure)
 
     def from_first(self, value: Any) -> Any:
         """Rank 0's ``value``, on every rank."""
@@ -80,16 +130,21 @@ def join(device_kind: str) -> Ranks:
     world = int(os.environ.get("WORLD_SIZE", "1")) if "RANK" in os.environ else 1
     if world == 1:
         return Ranks(rank=0, world=1)
+    interface = interface_towards(os.environ.get("MASTER_ADDR", "localhost"))
+    if interface is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     # gloo beside NCCL: objects and control flags travel over the CPU.
     backend = "gloo" if device_kind == "cpu" else f"cpu:gloo,{device_kind}:nccl"
     try:
         dist.init_process_group(backend, timeout=JOIN_TIMEOUT)
+        patient = dist.new_group(backend="gloo", timeout=LOAD_TIMEOUT)
     except (RuntimeError, ValueError, dist.DistError) as error:
         raise RunError(
             f"this rank could not join the other {world - 1}: {first_line(error)}",
-            hint="start all ranks within 25 s, with the same master address and a free port",
+            hint="start all ranks within 25 s, with the same master address and a free port; between hosts, name the "
+            "network interface with GLOO_SOCKET_IFNAME where there are several",
         ) from error
-    return Ranks(rank=dist.get_rank(), world=dist.get_world_size())
+    return Ranks(rank=dist.get_rank(), world=dist.get_world_size(), patient=patient)
 
 
 def leave(ranks: Ranks) -> None:
