@@ -59,7 +59,7 @@ def record_rank(options: RecordOptions) -> RecordReport | None:
     """
     refuse_existing(options.output, force=options.force)
     ranks = join(options.run.device_kind)
-    session = RankSession(options.run, ranks)
+    session = ranks.all_or_none(lambda: RankSession(options.run, ranks))
     try:
         return _record(session, options, ranks)
     finally:

@@ -97,7 +97,7 @@ def run_rank(options: RunOptions) -> RankReport:
     # Costs decide, so they must be the same on hosts whose stores differ.
     try:
         options = replace(options, calibration=ranks.from_first(options.calibration))
-        session = RankSession(options, ranks)
+        session = ranks.all_or_none(lambda: RankSession(options, ranks))
         try:
             return session.run()
         finally:
