@@ -32,14 +32,32 @@ from caee_cli.options import (
     TierOption,
     either,
 )
+from caee_cli.replaying import (
+    DiskPathOption,
+    LayersOption,
+    MeasuredStepsOption,
+    ShapeOption,
+    TraceOption,
+    WarmupStepsOption,
+    replay,
+    replay_request,
+)
 from caee_cli.signalling import LOOPBACK, SignalRequest
 
 
 def command(
+    context: typer.Context,
     model: ModelArgument = None,
     devices: DevicesOption = None,
     tier: TierOption = None,
-    policy: Annotated[str, typer.Option("--policy", metavar="NAME[:KEY=VALUE,…]", help="What decides.")] = "caee",
+    policy: Annotated[
+        str,
+        typer.Option(
+            "--policy",
+            metavar="NAME[:KEY=VALUE,…]|stored",
+            help="What decides; stored: what --max-quality-drop found for this model, tier, cache and device count.",
+        ),
+    ] = "caee",
     theta: Annotated[
         float | None, typer.Option("--theta", help="Short for the policy's theta: the share that must be kept.")
     ] = None,
@@ -62,11 +80,26 @@ def command(
         str | None,
         typer.Option("--phases", help="Where the policy applies: all, decode or prefill. Default by tier."),
     ] = None,
+    max_quality_drop: Annotated[
+        str | None,
+        typer.Option(
+            "--max-quality-drop",
+            metavar="SHARE",
+            help="Allowed rise of held-out loss, 1% or 0.01. Searches theta or epsilon within it, on other passages "
+            "than are measured afterwards, and stores the policy; one that is given in full is only checked.",
+        ),
+    ] = None,
     brake: BrakeOption = None,
     dtype: DtypeOption = "auto",
     check_ranks: Annotated[
         bool, typer.Option("--check-ranks", help="Compare every decision between the ranks (slow).")
     ] = False,
+    trace: TraceOption = None,
+    shape: ShapeOption = None,
+    layers: LayersOption = None,
+    steps: MeasuredStepsOption = None,
+    warmup_steps: WarmupStepsOption = None,
+    disk_path: DiskPathOption = None,
     seed: SeedOption = 0,
     store: StoreOption = None,
     steps_jsonl: StepsOption = None,
@@ -79,42 +112,61 @@ def command(
 
     Measures time to first token, time per output token, expert fetches per device and layer, and quality on held-out
     text, teacher-forced in lockstep. Quality and times are of the same policy, caches and devices.
+
+    With --trace and --shape no model is needed: bytes of its experts' sizes are moved and multiplied as the trace
+    routes them, which tells what its MoE layers would cost here.
     """
     from caee_cli.output import emit_json, note, show, warn
     from caee_cli.running import RunRequest, execute
-    from store.documents import run_document
+    from caee_cli.tuning import check_quality, nothing_found
+    from store.documents import policy_document, run_document
+    from store.records import PolicyRecord
 
-    record, location = execute(
-        RunRequest(
-            model=model,
-            devices=devices,
-            tier=tier,
-            policy=policy,
-            theta=theta,
-            cache=cache,
-            cache_experts=cache_experts,
-            batch_size=either(("--batch-size", batch_size), ("--concurrency", concurrency), DEFAULT_BATCH_SIZE),
-            max_new_tokens=either(
-                ("--max-new-tokens", max_new_tokens), ("--output-len", output_len), DEFAULT_NEW_TOKENS
-            ),
-            input_len=input_len,
-            prompts=prompts,
-            held_out=held_out,
-            quality=quality,
-            pairs=pairs,
-            phases=phases,
-            brake=brake,
-            dtype=dtype,
-            check_ranks=check_ranks,
-            seed=seed,
-            store=store,
-            signals=SignalRequest(
-                steps_jsonl=steps_jsonl, live=live, metrics_port=metrics_port, metrics_host=metrics_host
-            ),
+    asked = replay_request(context)
+    record, location = (
+        replay(asked)
+        if asked is not None
+        else execute(
+            RunRequest(
+                model=model,
+                devices=devices,
+                tier=tier,
+                policy=policy,
+                theta=theta,
+                cache=cache,
+                cache_experts=cache_experts,
+                batch_size=either(("--batch-size", batch_size), ("--concurrency", concurrency), DEFAULT_BATCH_SIZE),
+                max_new_tokens=either(
+                    ("--max-new-tokens", max_new_tokens), ("--output-len", output_len), DEFAULT_NEW_TOKENS
+                ),
+                input_len=input_len,
+                prompts=prompts,
+                held_out=held_out,
+                quality=quality,
+                pairs=pairs,
+                phases=phases,
+                max_quality_drop=max_quality_drop,
+                brake=brake,
+                dtype=dtype,
+                check_ranks=check_ranks,
+                seed=seed,
+                store=store,
+                signals=SignalRequest(
+                    steps_jsonl=steps_jsonl, live=live, metrics_port=metrics_port, metrics_host=metrics_host
+                ),
+            )
         )
     )
     if record is None:
         return  # another rank's process reports
+    if isinstance(record, PolicyRecord):
+        if json:
+            emit_json(policy_document(record))
+        else:
+            from reports.terminal import search_summary
+
+            show(*search_summary(record.search))
+        raise nothing_found(record)
     for warning in record.warnings:
         warn(warning)
     if json:
@@ -124,3 +176,6 @@ def command(
 
         show(*run_summary(record))
     note(f"Stored run {record.run_id} in {location}; `caee report` makes a page of it.")
+    if record.policy_origin is not None and record.policy_origin.searched_here:
+        note(f"Stored policy {record.policy_origin.policy_id}; `caee run --policy stored` uses it.")
+    check_quality(record)

@@ -46,7 +46,7 @@ class ReplayExecution(ExpertExecution):
             experts=tuple(torch.nn.Module() for _ in range(layers)),
             num_experts=len(layout.placement_N),
         )
-        self._kernel = ReplayKernel(weights)
+        self._kernel = ReplayKernel(weights, pool)
         super().__init__(bare, pool, transfers, books, layout, ranks)
         self._rows: Rows | None = None
         device = pool.stored.device

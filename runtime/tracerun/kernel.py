@@ -99,8 +99,9 @@ def _weights(shape: MoeShape) -> int:
 class ReplayKernel(StockKernel):
     """One expert's matmuls after the other, in the order of slots; every row by itself until they are weighted."""
 
-    def __init__(self, weights: ExpertWeights) -> None:
+    def __init__(self, weights: ExpertWeights, pool: BytePool) -> None:
         self._one_by_one = False
+        self._pool = pool
         self._weights = weights
         self._outputs = self._matmuls
 
