@@ -17,9 +17,11 @@ from probes.documents import calibration_document, drift_document, probe_documen
 from probes.drift import DriftReport, check_drift
 from probes.errors import InputError, UsageError
 from probes.groups import contention_factor, link_groups
+from probes.links import measure_link
 from probes.plan import BackendFactory
-from probes.probe import ProbeInterrupted, ProbeOptions, probe
+from probes.probe import ProbeInterrupted, ProbeOptions, prepared, probe
 from probes.records import Concurrency, Device, Field, LinkKind, LinkMeasurement, LinkStatus, Probe, Sample
+from probes.sampling import Limits
 from probes.simulated import Regime, SimulatedBackend, SimulatedLink
 
 
@@ -47,9 +49,11 @@ def options(folder: Path, **fields: Any) -> ProbeOptions:
     return ProbeOptions(disk_folder=folder, devices="cpu:2", quick=True, **{"seconds": 4.0, **fields})
 
 
-@pytest.fixture
-def measured(no_disk: Path) -> Probe:
-    return probe(options(no_disk), make_backend=simulated())
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Probe:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("probes.plan.last_level_cache_bytes", lambda: 8 << 20)
+        return probe(options(tmp_path_factory.mktemp("nothing") / "absent"), make_backend=simulated())
 
 
 def test_a_probe_of_this_machine_keeps_to_its_time_and_its_document(tmp_path: Path) -> None:
@@ -161,6 +165,95 @@ def test_a_throttled_disk_has_drifted(tmp_path: Path, monkeypatch: pytest.Monkey
     drifted = {link.model.kind for link in report.links if link.drifted}
     assert drifted == {LinkKind.DISK_TO_HOST}
     assert "disk to host" in report.summary
+
+
+GPUS = tuple(Device(index=at, kind="cuda", name="GPU", uuid=None, memory_bytes=None) for at in range(2))
+
+
+def both_ways(measured: Probe, folder: Path) -> Probe:
+    """Two simulated GPUs, measured from one to the other while bytes come the opposite way."""
+    with prepared(options(folder), GPUS, simulated(), seconds=1.0) as plans:
+        links = tuple(
+            measure_link(plan, (4096, 16384, 65536), Limits(seconds=0.8))
+            for plan in plans
+            if plan.concurrency is Concurrency.BOTH_WAYS
+        )
+    assert {(link.source, link.destination) for link in links} == {("cuda:0", "cuda:1"), ("cuda:1", "cuda:0")}
+    return replace(measured, devices=GPUS, links=links)
+
+
+def test_links_measured_both_ways_are_checked(measured: Probe, no_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    healthy = both_ways(measured, no_disk)
+    monkeypatch.setattr("probes.drift.find_devices", lambda text: GPUS)
+    monkeypatch.setattr("probes.drift.take_fingerprint", lambda devices, folder: healthy.fingerprint)
+    monkeypatch.setattr("probes.drift._SECONDS_PER_LINK", 0.8)
+    report = check(healthy, no_disk, simulated(slower=1.2))
+    assert [(len(link.sizes), link.drifted) for link in report.links] == [(3, True)] * 2
+    assert "cuda:0 → cuda:1, both ways" in report.summary
+
+
+def collectives(measured: Probe, *, slower: float = 1.0, waived: str | None = None) -> tuple[LinkMeasurement, ...]:
+    sizes = (4096, 16384, 65536, 262144, 1 << 20)
+    samples = tuple(
+        Sample(size_bytes=s, seconds=tuple(slower * (1e-4 + s * 1e-9) * (1 + k / 500) for k in range(9))) for s in sizes
+    )
+    return tuple(
+        replace(
+            measured.links[0],
+            kind=kind,
+            source=device.name_on_link,
+            destination="ranks",
+            mode=None,
+            concurrency=Concurrency.ALL,
+            status=LinkStatus.WAIVED if waived else LinkStatus.OK,
+            reason=waived,
+            samples=() if waived else samples,
+        )
+        for kind in (LinkKind.ALL_TO_ALL_DISPATCH, LinkKind.ALL_REDUCE)
+        for device in measured.devices[: 1 if waived else None]
+    )
+
+
+@pytest.mark.parametrize(("slower", "holds"), [(1.0, True), (1.15, True), (1.5, False)])
+def test_collectives_are_checked_on_every_rank(
+    measured: Probe, no_disk: Path, monkeypatch: pytest.MonkeyPatch, slower: float, holds: bool
+) -> None:
+    starts: list[tuple[int, ...]] = []
+
+    def measure(devices: object, *, sizes: tuple[int, ...], **_: object) -> tuple[LinkMeasurement, ...]:
+        starts.append(tuple(sizes))
+        return collectives(measured, slower=slower)
+
+    monkeypatch.setattr("probes.drift.measure_collectives", measure)
+    whole = replace(measured, links=(*measured.links, *collectives(measured)))
+    report = check(whole, no_disk, simulated())
+    checked = {link.name: link for link in report.links if link.model.destination == "ranks"}
+    assert len(checked) == 4, "two collectives on two ranks"
+    assert all(len(link.sizes) == 3 for link in checked.values())
+    assert starts == [(4096, 65536, 1 << 20)] * (1 if holds else 3), (
+        "one start for all, and again only where it drifted"
+    )
+    assert report.holds is holds
+    assert all(link.drifted is not holds for link in checked.values())
+    assert ("all reduce cpu:1 → ranks" in report.summary) is not holds
+
+
+def test_collectives_that_no_longer_run_are_not_checked(
+    measured: Probe, no_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("probes.drift.measure_collectives", lambda *_, **__: collectives(measured, waived="no network"))
+    whole = replace(measured, links=(*measured.links, *collectives(measured)))
+    report = check(whole, no_disk, simulated())
+    assert [link.reason for link in report.links if link.model.destination == "ranks"] == ["no network"] * 4
+    assert report.holds
+
+
+def test_without_the_probes_timings_an_interval_still_excludes_something(measured: Probe, no_disk: Path) -> None:
+    """The raw samples may have been deleted: the model's own worst miss decides then, but never everything."""
+    calibration = calibrate(measured)
+    poor = replace(calibration, models=tuple(replace(m, max_relative_error=3.0) for m in calibration.models))
+    report = check_drift(poor, None, disk_folder=no_disk, make_backend=simulated(slower=2.0))
+    assert not report.holds
 
 
 def test_another_machine_voids_the_models(measured: Probe, no_disk: Path) -> None:
