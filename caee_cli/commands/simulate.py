@@ -61,12 +61,20 @@ def command(
     ] = None,
     expert_bytes: Annotated[str | None, typer.Option("--expert-bytes", metavar="SIZE", help="Such as 43MB.")] = None,
     model: Annotated[
-        Path | None, typer.Option("--model", metavar="CONFIG", help="config.json (or its folder) that tells the size.")
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="MODEL",
+            help="Whose experts they are: a config.json, its folder or a Hugging Face id. Tells their size.",
+        ),
     ] = None,
     expert_compute_seconds: Annotated[
         float, typer.Option("--expert-compute-seconds", help="To run one dispatched expert.")
     ] = 0.0,
     overlap: Annotated[bool, typer.Option("--overlap", help="Compute runs while experts move.")] = False,
+    staged: Annotated[
+        bool, typer.Option("--staged", help="As caee run: experts that are there compute while others move.")
+    ] = False,
     dense_seconds: Annotated[float, typer.Option("--dense-seconds", help="Everything else of a step.")] = 0.0,
     num_experts: Annotated[
         int | None, typer.Option("--num-experts", min=1, help="Where the file does not say.")
@@ -104,6 +112,7 @@ def command(
             "machine": machine,
             "expert_compute_seconds": expert_compute_seconds,
             "overlap": overlap,
+            "staged": staged,
             "dense_seconds": dense_seconds,
         },
         seconds_per_expert=seconds_per_expert,

@@ -66,8 +66,10 @@ def layout_of(machine: SimulatedMachine, placement: Placement) -> Layout:
         group_starts=groups.starts_G1,
         group_members=groups.members,
         group_factors=groups.factors_G,
+        layer=machine.costs.layer_picoseconds(experts),
         compute=round(machine.expert_compute_seconds * PICOSECONDS),
         overlap=machine.overlap,
+        staged=machine.staged,
         dense=round(machine.dense_seconds * PICOSECONDS),
     )
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
+from probes.records import LayerModel
 from runtime.policy.spec import SHARED_KEYS, format_policy
 from runtime.policy.types import PolicySpec
 from runtime.simulate.figures import cut_against_router, pareto
@@ -62,9 +64,24 @@ def _machine(machine: SimulatedMachine, expert_bytes: int | None) -> dict[str, A
             {"devices": [int(device) for device in members], "factor": factor / 1024}
             for members, factor in machine.costs.groups
         ],
+        "layer_model": None if machine.costs.layer is None else _layer(machine.costs.layer),
         "expert_compute_seconds": machine.expert_compute_seconds,
         "overlap": machine.overlap,
+        "staged": machine.staged,
         "dense_seconds": machine.dense_seconds,
+    }
+
+
+def _layer(layer: LayerModel) -> dict[str, Any]:
+    """The measured layer that the times are of; ``knots``: experts and seconds, for a table."""
+    return {
+        **dataclasses.asdict(layer.shape),
+        "form": layer.fit.form.value,
+        "beta_seconds": layer.fit.beta_seconds,
+        "seconds_per_expert": layer.fit.seconds_per_expert,
+        "knots": [list(knot) for knot in layer.fit.knots],
+        "holdout_error": layer.holdout_error,
+        "status": layer.status,
     }
 
 

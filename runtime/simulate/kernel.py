@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from runtime.compile import compiled_without_allocations, inlined
 from runtime.policy.kernels import f_of
+from runtime.policy.types import GROUP_UNIT
 from runtime.simulate.caches import Cache, demand, fetch, start_step, use
 from runtime.simulate.keep import keep_experts
 from runtime.simulate.layerstep import Int64s, LayerStep, Layout, Rule, Totals
@@ -126,17 +127,49 @@ def dispatch(layout: Layout, cache: Cache, now: LayerStep, moment: int, actives:
 
 
 @inlined
+def device_time(layout: Layout, misses: int, device: int) -> int:
+    """What a device's paid movements take."""
+    return int(layout.layer[misses] if len(layout.layer) else misses * layout.cost[device])
+
+
+@inlined
 def layer_time(layout: Layout, now: LayerStep) -> int:
-    """F of the paid movements, and compute beside or after them."""
+    """F of the paid movements, and compute beside or after them, or some of both."""
     movements, dispatched = 0, 0
     for device in range(layout.devices):
-        now.load[device] = now.misses[device] * layout.cost[device]
+        now.load[device] = device_time(layout, now.misses[device], device)
         movements = max(movements, now.load[device])
         dispatched = max(dispatched, now.dispatched[device])
+    if layout.staged:
+        return staged_time(layout, now)
     if len(layout.group_factors):
         movements = f_of(now.load, layout.group_starts, layout.group_members, layout.group_factors)
     compute = dispatched * layout.compute
     return max(movements, compute) if layout.overlap else movements + compute
+
+
+@inlined
+def staged_time(layout: Layout, now: LayerStep) -> int:
+    """Experts that are there compute beside the movements, those that were moved after them; ``load`` becomes when a
+    device's movements end, on a shared link not before all of that link's do."""
+    for group in range(len(layout.group_factors)):
+        total = 0
+        for at in range(layout.group_starts[group], layout.group_starts[group + 1]):
+            member = layout.group_members[at]
+            total += now.misses[member] * layout.cost[member]
+        factor = layout.group_factors[group]
+        # factor · total // unit in two parts, so that the product stays within int64.
+        shared = factor * (total // GROUP_UNIT) + factor * (total % GROUP_UNIT) // GROUP_UNIT
+        for at in range(layout.group_starts[group], layout.group_starts[group + 1]):
+            member = layout.group_members[at]
+            if now.misses[member] > 0:
+                now.load[member] = max(now.load[member], shared)
+    latest = 0
+    for device in range(layout.devices):
+        moved = min(now.misses[device], now.dispatched[device])
+        there = now.dispatched[device] - moved
+        latest = max(latest, max(now.load[device], there * layout.compute) + moved * layout.compute)
+    return latest
 
 
 @inlined

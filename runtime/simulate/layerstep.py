@@ -36,7 +36,8 @@ class Rule(NamedTuple):
 
 class Layout(NamedTuple):
     """The machine. ``device``: [copies], −1 where an expert has fewer replicas, which stand by device. ``cost``: [D].
-    Link groups as in ``runtime.policy.types.LinkGroups``. ``compute``: per dispatched expert; ``dense``: per step.
+    Link groups as in ``runtime.policy.types.LinkGroups``. ``layer``: a layer's time by the experts that a device moves
+    or reads in it, empty where every one costs the same. ``compute``: per dispatched expert; ``dense``: per step.
     """
 
     devices: int
@@ -48,8 +49,10 @@ class Layout(NamedTuple):
     group_starts: Int64s
     group_members: Int64s
     group_factors: Int64s
+    layer: Int64s
     compute: int
     overlap: bool
+    staged: bool
     dense: int
 
 

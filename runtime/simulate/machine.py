@@ -5,27 +5,34 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from probes.calibration import ORIGIN_PROBE
 from probes.errors import UsageError
-from probes.records import Calibration
-from runtime.cost import CostTable, cost_table, uniform_costs
+from probes.records import Calibration, LayerModel
+from runtime.cost import CostTable, ExpertShape, cost_table, uniform_costs
 from runtime.policy.types import NO_GROUPS
 from runtime.profiles import PROFILES, profile_costs
 from runtime.simulate.records import SimulatedMachine
 
 DEFAULT_DEVICES = 8
 LONGEST_SECONDS = 1e6
+_NO_TABLE = "a weight type that no table knows"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineRequest:
-    """``devices`` None: as many as were calibrated, else 8. ``seconds_per_expert``: one for all devices or one each."""
+    """``devices`` None: as many as were calibrated, else 8. ``seconds_per_expert``: one for all devices or one each.
+
+    ``shape``: the model's, where it is known: what is measured of such layers is then used in the tier ``device``.
+    """
 
     devices: int | None = None
     seconds_per_expert: tuple[float, ...] = ()
     machine: str | None = None
     expert_bytes: int | None = None
+    shape: ExpertShape | None = None
     expert_compute_seconds: float = 0.0
     overlap: bool = False
+    staged: bool = False
     dense_seconds: float = 0.0
 
     def __post_init__(self) -> None:
@@ -40,6 +47,8 @@ class MachineRequest:
                 "how long an expert takes on this machine depends on its size",
                 hint="give --expert-bytes 43MB, or --model with the model's config.json",
             )
+        if self.overlap and self.staged:
+            raise UsageError("--overlap and --staged are two ways for compute to run", hint="give one of them")
         if self.devices is not None and self.devices < 1:
             raise UsageError(f"--devices {self.devices} is below 1")
         for name in ("expert_compute_seconds", "dense_seconds"):
@@ -59,6 +68,7 @@ def machine_for(request: MachineRequest, calibration_of: Callable[[str], Calibra
         costs=costs,
         expert_compute_seconds=request.expert_compute_seconds,
         overlap=request.overlap,
+        staged=request.staged,
         dense_seconds=request.dense_seconds,
         origin=origin,
     )
@@ -83,10 +93,29 @@ def _costs(request: MachineRequest, calibration_of: Callable[[str], Calibration]
     devices = request.devices or len(measured)
     # More devices than were measured: the further ones are like the first, behind the same shared links.
     names = [measured[device % len(measured)] for device in range(devices)]
+    costs = cost_table(calibration, tier, names, request.expert_bytes, request.shape)
     origin = f"calibration {calibration.calibration_id}"
+    if calibration.fingerprint is None and calibration.origin != ORIGIN_PROBE:
+        origin += f", imported from {calibration.origin}"
+    if tier == "device" and calibration.layers:
+        return costs, f"{origin}: {_about_layer(costs.layer, request.shape, devices)}"
     if devices > len(measured):
         origin += f", which measured {len(measured)} of {devices} devices; the others are taken to be like them"
-    return cost_table(calibration, tier, names, request.expert_bytes), origin
+    return costs, origin
+
+
+def _about_layer(layer: LayerModel | None, shape: ExpertShape | None, devices: int) -> str:
+    """Which measured layer the times are of, or why none is."""
+    if layer is not None:
+        error = "" if layer.holdout_error is None else f", held-out rows within {layer.holdout_error:.1%} in the median"
+        return f"layer times of {layer.shape.kernel} in {layer.shape.dtype} on {devices} devices{error}"
+    if shape is None:
+        return "the memory's speed alone; with --model its measured layers of that shape are used, where it has them"
+    return (
+        f"the memory's speed alone, since no layer of {shape.num_experts} experts of {shape.hidden_size} × "
+        f"{shape.intermediate_size}, {shape.top_k} per token, in {' or '.join(shape.dtypes) or _NO_TABLE} was measured on "
+        f"{devices} devices"
+    )
 
 
 def _check_seconds(name: str, seconds: float) -> None:

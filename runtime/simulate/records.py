@@ -18,13 +18,16 @@ from runtime.policy.types import PolicySpec
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulatedMachine:
     """``tier``: where experts come from: ``host`` or ``disk`` into each device's cache, or ``device``: all are in
-    device memory and every dispatched one is read. ``origin``: where the costs are from, in words.
+    device memory and every dispatched one is read. ``overlap``: all compute runs beside the movements; ``staged``: as
+    in a live run, experts that are there compute beside the movements, those that were moved after them. ``origin``:
+    where the costs are from, in words.
     """
 
     tier: str
     costs: CostTable
     expert_compute_seconds: float = 0.0
     overlap: bool = False
+    staged: bool = False
     dense_seconds: float = 0.0
     origin: str = "given"
 

@@ -8,6 +8,7 @@ Shape legend: T tokens, L layers, K slots, N experts, R replicas, D devices, A a
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -15,15 +16,16 @@ import numpy.typing as npt
 from runtime.cache import NEVER, CacheBook
 from runtime.policy.loads import f_of_loads
 from runtime.policy.make import make_policy
-from runtime.policy.types import PICOSECONDS, Machine, Tokens
+from runtime.policy.types import GROUP_UNIT, PICOSECONDS, Machine, Tokens
 from runtime.prefetch import prefetch_idle
 from runtime.simulate.batches import Block, Rows
 from runtime.simulate.lookahead import NextUse
 from runtime.simulate.prepare import Prepared
-from runtime.simulate.records import Counts, PassSpec
+from runtime.simulate.records import Counts, PassSpec, SimulatedMachine
 from runtime.simulate.replicas import choose_replicas
 
 Bools = npt.NDArray[np.bool_]
+Int64s = npt.NDArray[np.int64]
 
 
 class PolicyPass:
@@ -37,6 +39,7 @@ class PolicyPass:
         layers, experts, _ = plan.placement.devices_LNR.shape
         self._plan = plan
         self._policy = make_policy(plan.policy, offloading=machine.offloading, compiled=compiled)
+        self._layer_times = machine.costs.layer_picoseconds(experts)
         self._machines = [_machine_of_layer(plan, layer) for layer in range(layers)]
         self._next_use_LN = np.full((layers, experts), NEVER)
         self._books = [
@@ -117,13 +120,37 @@ class PolicyPass:
             resident_NR=None if resident_NR is None else np.take_along_axis(resident_NR, replica_N, axis=1),
         )
 
+    def _device_times(self, misses_D: Int64s) -> list[int]:
+        """[D] what each device's paid movements take: the measured layer's time, else so many times one's."""
+        if len(self._layer_times):
+            return [int(self._layer_times[count]) for count in misses_D]
+        return [int(load) for load in misses_D * self._plan.machine.costs.picoseconds]
+
     def _layer_time(
         self, machine: Machine, misses_D: npt.NDArray[np.int64], dispatched_D: npt.NDArray[np.int64]
     ) -> int:
         about = self._plan.machine
-        movements = f_of_loads([int(load) for load in misses_D * about.costs.picoseconds], machine.groups)
+        if about.staged:
+            return _staged_time(about, self._device_times(misses_D), misses_D, dispatched_D)
+        movements = f_of_loads(self._device_times(misses_D), machine.groups)
         compute = int(dispatched_D.max()) * round(about.expert_compute_seconds * PICOSECONDS)
         return max(movements, compute) if about.overlap else movements + compute
+
+
+def _staged_time(about: SimulatedMachine, load_D: Sequence[int], misses_D: Int64s, dispatched_D: Int64s) -> int:
+    """Experts that are there compute beside the movements, those that were moved after them."""
+    done_D = list(load_D)
+    for members, factor in about.costs.groups:
+        shared = factor * sum(load_D[device] for device in members) // GROUP_UNIT
+        for device in members:
+            if load_D[device] > 0:
+                done_D[device] = max(done_D[device], shared)
+    compute = round(about.expert_compute_seconds * PICOSECONDS)
+    moved_D = np.minimum(misses_D, dispatched_D)  # what was moved ahead of need is not used yet
+    return max(
+        max(done, int(used - moved) * compute) + int(moved) * compute
+        for done, used, moved in zip(done_D, dispatched_D, moved_D, strict=True)
+    )
 
 
 def absent(machine: Machine) -> Bools:

@@ -96,16 +96,18 @@ def test_shared_links_compute_and_scores(
     policy: str, scores: bool, make_trace: Any, make_machine: Any, make_pass: Any, in_memory: Any
 ) -> None:
     trace = make_trace(seed=3, scores=scores, experts=17, top_k=4, layers=2, empty_slots=True)
-    machine = make_machine(
-        [1e-3, 1.1e-3, 0.9e-3, 1e-3],
-        groups=[([0, 1], 0.9), ([0, 1, 2, 3], 0.31)],
-        expert_compute_seconds=4e-4,
-        dense_seconds=2.5e-3,
-        overlap=scores,
-    )
     cache = "forecast:decay=0.9,prefetch=1" if scores else "lfu"
-    each = make_pass(policy, machine, trace, cache=cache, cache_experts=5, placement="round-robin")
-    assert_equal(*both(in_memory(trace), each, 3))
+    for staged in (False, True):
+        machine = make_machine(
+            [1e-3, 1.1e-3, 0.9e-3, 1e-3],
+            groups=[([0, 1], 0.9), ([0, 1, 2, 3], 0.31)],
+            expert_compute_seconds=4e-4,
+            dense_seconds=2.5e-3,
+            overlap=scores and not staged,
+            staged=staged,
+        )
+        each = make_pass(policy, machine, trace, cache=cache, cache_experts=5, placement="round-robin")
+        assert_equal(*both(in_memory(trace), each, 3))
 
 
 @pytest.mark.parametrize("policy", POLICIES)

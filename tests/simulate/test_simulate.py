@@ -70,6 +70,19 @@ def test_overlap_takes_the_longer_of_movement_and_compute(make_machine: Any, mak
     assert figures.time_per_step.mean == pytest.approx((0.3 + 0.4 + 0.4 + 0.2) / 4)
 
 
+def test_staged_compute_waits_for_what_was_moved(make_machine: Any, make_pass: Any, in_memory: Any) -> None:
+    trace = by_hand()
+    times = []
+    for groups in ((), [([0, 1], 1.0)]):
+        machine = make_machine([0.1, 0.3], groups=groups, expert_compute_seconds=0.2, staged=True)
+        each = make_pass("router", machine, trace, cache_experts=4)
+        (figures,) = simulate(in_memory(trace), [each], batch_size=1).passes
+        times.append(figures.time_per_step.mean)
+    # Step 0 moves one expert to each device, 1 and 2 one to where another is there already, step 3 none.
+    assert times[0] == pytest.approx(((0.3 + 0.2) + (0.2 + 0.2) + (0.3 + 0.2) + 0.2) / 4)
+    assert times[1] == pytest.approx(((0.4 + 0.2) + (0.2 + 0.2) + (0.3 + 0.2) + 0.2) / 4)
+
+
 def test_removed_importance_by_hand(make_machine: Any, make_pass: Any, in_memory: Any) -> None:
     trace = by_hand()
     each = make_pass("top-k:k0=1", make_machine(), trace)
