@@ -37,18 +37,61 @@
     const variant = panel.variants.length ? panel.variants[chosen(card)] : panel;
     const layout = panel === variant ? panel.layout : merged(panel.layout, variant.layout);
     plot.setAttribute("aria-label", variant.alt);
+    if (!window.Plotly) return null; // it is still starting: what is picked now is drawn then
+    drawnIn.set(plot, round);
     return Plotly.react(plot, themed(variant.data), { ...themed(layout), template: themed(page.template) }, config);
   };
 
+  // Each round draws every figure once; a new one (another theme, paper) takes the place of one that is under way.
+  let round = 0;
+  const drawnIn = new WeakMap();
+
+  // Between two figures the page scrolls, paints and answers. After the first of them, and after a key or a click, the
+  // others wait a little longer: what the reader does next comes first.
+  const patience = 300;
+  let lastAct = -patience;
+  for (const act of ["keydown", "pointerdown", "change"])
+    addEventListener(act, () => (lastAct = performance.now()), { capture: true, passive: true });
+
+  const idle = () =>
+    new Promise((resolve) => (window.requestIdleCallback ? requestIdleCallback(resolve, { timeout: 500 }) : setTimeout(resolve, 20)));
+
+  const leisure = async () => {
+    do await idle();
+    while (performance.now() < lastAct + patience);
+  };
+
+  const distance = (plot) => {
+    const box = plot.getBoundingClientRect();
+    return Math.max(box.top - innerHeight, -box.bottom, 0);
+  };
+
+  // What is on the screen first, then whatever is nearest to it, wherever the reader has scrolled to.
+  const takeNearest = (waiting) => {
+    const far = waiting.map(({ plot }) => distance(plot));
+    return waiting.splice(far.indexOf(Math.min(...far)), 1)[0];
+  };
+
   const drawAll = async () => {
+    if (!window.Plotly) return;
+    const turn = ++round;
     root.dataset.ready = "false";
-    for (const card of cards)
-      for (const plot of card.plots) {
-        await draw(card, plot);
-        // Let the page scroll and answer between two figures.
-        await new Promise((resolve) => setTimeout(resolve));
-      }
+    const waiting = cards.flatMap((card) => card.plots.map((plot) => ({ card, plot })));
+    while (waiting.length) {
+      const { card, plot } = takeNearest(waiting);
+      if (drawnIn.get(plot) === turn) continue;
+      await draw(card, plot);
+      if (turn === 1 && lastAct < 0) lastAct = performance.now();
+      await leisure();
+      if (turn !== round) return;
+    }
     root.dataset.ready = "true";
+  };
+
+  const drawAtOnce = () => {
+    ++round;
+    cards.forEach((card) => card.plots.forEach((plot) => draw(card, plot)));
+    root.dataset.ready = String(Boolean(window.Plotly));
   };
 
   const useTheme = (isDark) => {
@@ -121,7 +164,7 @@
     card.element.querySelector("details")?.addEventListener("toggle", () => fillTable(card));
     card.element.querySelector(".csv").addEventListener("click", () => saveCsv(card));
     card.element.querySelector(".png")?.addEventListener("click", () =>
-      card.plots.forEach((plot) => Plotly.downloadImage(plot, { format: "png", scale: 2, filename: plot.dataset.panel })));
+      card.plots.forEach((plot) => window.Plotly?.downloadImage(plot, { format: "png", scale: 2, filename: plot.dataset.panel })));
   }
 
   const system = matchMedia("(prefers-color-scheme: dark)");
@@ -141,7 +184,7 @@
   addEventListener("beforeprint", () => {
     before = dark;
     useTheme(false);
-    cards.forEach((card) => card.plots.forEach((plot) => draw(card, plot)));
+    drawAtOnce();
   });
   addEventListener("afterprint", () => {
     useTheme(before);
@@ -149,5 +192,7 @@
   });
 
   useTheme(system.matches);
-  drawAll();
+  root.dataset.ready = "false";
+  // By then plotly, a script that waits for the whole page, has started.
+  addEventListener("DOMContentLoaded", drawAll);
 })();

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from reports.figures import theme
 from reports.figures.card import Card, Panel
+from reports.html.bundle import as_script
 from reports.pages.page import Page
 
 if TYPE_CHECKING:
@@ -26,12 +27,13 @@ def render_page(page: Page) -> str:
     from markupsafe import Markup
     from plotly.offline import get_plotlyjs
 
+    bundle = as_script(get_plotlyjs())
     return _template().render(
         page=page,
         data=Markup(_script_json(_page_data(page))),  # escaped for a script element by _script_json
         style=Markup(_asset("style.css")),
         script=Markup(_asset("page.js")),
-        plotly=Markup(_CLOSING_TAG.sub(r"<\\/", get_plotlyjs())),
+        plotly={"text": Markup(_CLOSING_TAG.sub(r"<\\/", bundle.text)), "module": bundle.module},
         version=version("caee"),
     )
 

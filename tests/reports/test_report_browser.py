@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 
+from reports.figures import theme
+from reports.html import render
+from reports.html.bundle import Script
 from reports.html.render import render_page
 from reports.info.comparison import comparison_info
 from reports.info.run import run_info
@@ -263,6 +266,103 @@ def test_dark_follows_the_system_and_the_button(chromium: Any, pages: dict[str, 
         assert not opened.tab.locator(".top").is_visible()
         assert not opened.tab.locator(".actions").first.is_visible()
         assert opened.heard == []
+
+
+# Notes each figure that a page's script draws, and calls ``window.hurry`` after the first.
+WATCH = """
+window.drawn = [];
+let plotly;
+Object.defineProperty(window, 'Plotly', { configurable: true, get: () => plotly, set: (given) => {
+  plotly = given;
+  const react = given.react;
+  given.react = (plot, ...rest) => {
+    drawn.push(plot.id);
+    const done = react(plot, ...rest);
+    if (drawn.length === 1 && window.hurry) hurry();
+    return done;
+  };
+}});
+"""
+
+
+def opened_with(browser: Any, url: str, script: str) -> Any:
+    """A tab in which ``script`` ran before the page's own, once everything is drawn."""
+    tab = browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
+    tab.add_init_script(WATCH + script)
+    tab.goto(url)
+    tab.wait_for_selector('html[data-ready="true"]', state="attached")
+    return tab
+
+
+def test_figures_nearest_to_the_screen_are_drawn_first(chromium: Any, pages: dict[str, tuple[Path, Page]]) -> None:
+    file, content = pages["run"]
+    plots = [f"plot-{panel.key}" for card in content.cards for panel in card.panels]
+    tab = opened_with(chromium, f"{file.as_uri()}#{content.sections[-1].key}", "")
+    drawn = tab.evaluate("drawn")
+    assert sorted(drawn) == sorted(plots)
+    # The first is drawn before the page has scrolled.
+    assert drawn[0] == "plot-layer-devices"
+    assert max(drawn.index("plot-cost-fit"), drawn.index("plot-drift")) < drawn.index("plot-heat-before")
+    tab.context.close()
+
+
+def test_another_theme_while_figures_are_drawn(chromium: Any, pages: dict[str, tuple[Path, Page]]) -> None:
+    tab = opened_with(
+        chromium, pages["simulation"][0].as_uri(), "window.hurry = () => document.getElementById('theme').click();"
+    )
+    colours = tab.evaluate(
+        "[...document.querySelectorAll('.plot')].map((plot) => plot.layout.template.layout.font.color)"
+    )
+    assert set(colours) == {theme.DARK[theme.INK]}
+    assert len(colours) == len(set(tab.evaluate("drawn")))
+    tab.context.close()
+
+
+def test_paper_has_every_figure_however_early_it_is_asked_for(
+    chromium: Any, pages: dict[str, tuple[Path, Page]]
+) -> None:
+    early = """window.hurry = () => setTimeout(() => {
+      dispatchEvent(new Event('beforeprint'));
+      window.inTime = drawn.length;
+    });"""
+    tab = opened_with(chromium, pages["simulation"][0].as_uri(), early)
+    plots = tab.locator(".plot").count()
+    assert tab.evaluate("inTime") == plots + 1  # the first was drawn twice
+    assert (
+        tab.evaluate(
+            "[...document.querySelectorAll('.plot')].filter((plot) => plot.querySelector('.plot-container svg')).length"
+        )
+        == plots
+    )
+    tab.context.close()
+
+
+def test_a_layer_picked_before_plotly_has_started_is_the_one_drawn(
+    chromium: Any, pages: dict[str, tuple[Path, Page]]
+) -> None:
+    card = next(card for card in pages["run"][1].cards if card.key == "layer-devices")
+    chosen = (card.pickers[0].selected + 1) % len(card.pickers[0].options)
+    script = f"""document.addEventListener('readystatechange', () => {{
+      if (document.readyState !== 'interactive') return;
+      window.early = typeof Plotly;
+      const pick = document.getElementById('pick-layer-devices-0');
+      pick.selectedIndex = {chosen};
+      pick.dispatchEvent(new Event('change', {{ bubbles: true }}));
+    }});"""
+    tab = opened_with(chromium, pages["run"][0].as_uri(), script)
+    assert tab.evaluate("early") == "undefined"
+    assert bars_of(tab) == card.panels[0].variants[2 * chosen].data[1]["y"]
+    tab.context.close()
+
+
+def test_a_bundle_of_unknown_form_works_as_it_is(
+    chromium: Any, build: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(render, "as_script", lambda bundle: Script(text=bundle, module=False))
+    (tmp_path / "page.html").write_text(render_page(simulation_content(simulation_info(build.make_simulation()))))
+    with Opened(chromium, tmp_path / "page.html") as opened:
+        assert opened.heard == []
+        assert opened.tab.locator(".plot svg").count() > 0
 
 
 @pytest.fixture(scope="module")

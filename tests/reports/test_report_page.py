@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plotly.offline import get_plotlyjs
 
 from reports.figures import theme
 from reports.figures.card import plain, rounded
 from reports.figures.costmodels import cost_models_card
 from reports.html import render
+from reports.html.bundle import Script, as_script
 from reports.html.render import render_page
 from reports.info.comparison import comparison_info
 from reports.info.costmodels import cost_models_info
@@ -111,6 +113,40 @@ def test_text_from_outside_stays_text(build: ModuleType) -> None:
     assert text.count(NASTY) >= 5
     assert "49" not in re.findall(r"x'\)</script> \"q\" & (\d+)", text)
     assert data["cards"]["samples"]["rows"] == [[NASTY, f"{NASTY}\n{NASTY}", NASTY]]
+
+
+def test_plotly_is_unwrapped_into_a_module() -> None:
+    bundle = get_plotlyjs()
+    script = as_script(bundle)
+    assert script.module
+    assert script.text.startswith("/**\n* plotly.js v")
+    # Nothing but the wrapping is gone: every line of it that holds code is still there, in order.
+    kept = [line for line in bundle.splitlines() if len(line) > 200][1:-1]
+    assert len(kept) > 20
+    at = 0
+    for line in kept:
+        at = script.text.index(line, at) + len(line)
+    assert script.text.count("License") == bundle.count("License")  # the notices of what is bundled
+    assert len(bundle) - len(script.text) < 400
+
+
+@pytest.mark.parametrize(
+    "bundle", ["", "window.Plotly = {};", "(function(root, factory) { root.Plotly = factory(); })"]
+)
+def test_a_bundle_of_another_form_is_left_alone(bundle: str) -> None:
+    assert as_script(bundle) == Script(text=bundle, module=False)
+
+
+def test_the_wrapping_is_told_from_code_that_resembles_it() -> None:
+    wrapped = (
+        "/** notice */\n(\n function(root, factory) {\n  root.moduleName = factory();\n} "
+        '(typeof self !== "undefined" ? self : this, () => {\n"use strict";var Plotly=(()=>{BODY})();\n'
+        "window.Plotly = Plotly;\nreturn Plotly;\n}));"
+    )
+    body = "var a=()=>{return b()};return a();"
+    assert as_script(wrapped.replace("BODY", body)).text == "/** notice */\nvar a=()=>{return b()};window.Plotly=a();\n"
+    assert not as_script(wrapped.replace("BODY", "var a=1;")).module
+    assert not as_script(wrapped.replace("BODY", body) + "more()").module
 
 
 def test_labels_in_figures_are_escaped_for_plotly(build: ModuleType) -> None:
