@@ -65,13 +65,15 @@ def _interrupted(request: RecordRequest) -> Interrupted:
     from runtime.trace.reader import TraceReader, partial_folder
     from runtime.trace.writer import recover
 
+    left_out = ""
     try:
         if partial_folder(request.output).is_dir():
-            recover(request.output, force=request.force)
+            recovered = recover(request.output, force=request.force)
+            left_out = f"; {recovered.left_out}" if recovered.left_out else ""
         tokens = TraceReader(request.output).tokens
     except TraceError:
         return Interrupted("interrupted before anything was recorded; nothing was kept")
-    return Interrupted(f"interrupted; the {tokens} tokens recorded so far are kept in {request.output}")
+    return Interrupted(f"interrupted; the {tokens} tokens recorded so far are kept in {request.output}{left_out}")
 
 
 def _options(request: RecordRequest) -> RecordOptions:

@@ -72,6 +72,7 @@ def encodings(first: RoutingTrace) -> dict[str, Any]:
         "use_dictionary": dictionary,
         "column_encoding": dict.fromkeys(split, "BYTE_STREAM_SPLIT") or None,
         "write_statistics": False,
+        "write_page_checksum": True,
     }
 
 

@@ -31,7 +31,8 @@ class TraceReader:
     """A routing trace of the project's own format, as a stream of chunks, one per row group (a ``TraceSource``).
 
     ``path``: the Parquet file, or a recording's ``.partial`` folder; of a recording that was interrupted the folder is
-    read where the file is missing. Raises ``TraceError``.
+    read where the file is missing, up to the first piece that is missing or damaged. ``left_out`` says what that
+    leaves out, and is None where all was read. Raises ``TraceError``.
     """
 
     def __init__(self, path: Path) -> None:
@@ -39,11 +40,14 @@ class TraceReader:
         self._notes: tuple[str, ...] = ()
         if not path.exists() and folder.is_dir():
             path = folder
-        self._pieces = _pieces_of(path) if path.is_dir() else (path,)
+        self.left_out: str | None = None
+        self._pieces: tuple[Path, ...] = (path,)
+        if path.is_dir():
+            self._pieces, self.left_out = complete_pieces(path)
+            left_out = (self.left_out,) if self.left_out else ()
+            self._notes = (f"{path} is an interrupted recording: read up to its last complete piece", *left_out)
         self.meta, self.tokens = _agreed(self._pieces)
         self._read = 0
-        if path.is_dir():
-            self._notes = (f"{path} is an interrupted recording: read up to its last complete piece",)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -87,7 +91,7 @@ def read_trace(path: Path) -> RoutingTrace:
 def open_parquet(path: Path) -> Any:
     """The ``pyarrow.parquet.ParquetFile``, or ``TraceError`` that says why not."""
     try:
-        return pq.ParquetFile(path)
+        return pq.ParquetFile(path, page_checksum_verification=True)
     except FileNotFoundError as error:
         raise TraceError(f"{path} does not exist", hint="check the path") from error
     except (OSError, pa.ArrowException) as error:
@@ -146,14 +150,56 @@ def _check_columns(schema: pa.Schema, meta: TraceMeta, path: Path) -> None:
             )
 
 
-def _pieces_of(folder: Path) -> tuple[Path, ...]:
-    pieces = tuple(sorted(folder.glob("[0-9]*.parquet")))
-    if not pieces:
-        raise TraceError(f"{folder} holds no complete piece of a recording", hint="nothing can be recovered from it")
-    missing = [number for number, piece in enumerate(pieces) if piece.name != f"{number:08d}.parquet"]
-    if missing:
-        raise TraceError(f"{folder}: piece {missing[0]:08d}.parquet is missing", hint="put it back, or record again")
-    return pieces
+def piece_name(number: int) -> str:
+    """File name of a recording's piece, from 0 on."""
+    return f"{number:08d}.parquet"
+
+
+def complete_pieces(folder: Path) -> tuple[tuple[Path, ...], str | None]:
+    """A recording's pieces up to the first that is missing or damaged, and a sentence on what that leaves out.
+
+    What follows a gap is left out even where it is whole: a sequence would go on without the tokens between. Every
+    piece is read once. Raises ``TraceError`` where there is no complete piece to begin with.
+    """
+    found = sorted(number for name in folder.iterdir() if (number := _piece_number(name.name)) is not None)
+    complete: list[Path] = []
+    fault = None
+    for number in range(found[-1] + 1 if found else 0):
+        piece = folder / piece_name(number)
+        fault = _damage(piece) if number in found else "is missing"
+        if fault:
+            break
+        complete.append(piece)
+    if not complete:
+        reason = f": {piece_name(0)} {fault}" if fault else ""
+        raise TraceError(
+            f"{folder} holds no complete piece of a recording{reason}", hint="nothing can be recovered from it"
+        )
+    if not fault:
+        return tuple(complete), None
+    broken = len(complete)
+    after = sum(number > broken for number in found)
+    rest = f"; the {after} after it {'is' if after == 1 else 'are'} left out with it" if after else ""
+    return tuple(complete), f"left out: {piece_name(broken)}, which {fault}{rest}"
+
+
+def _piece_number(name: str) -> int | None:
+    digits = name.removesuffix(".parquet")
+    return int(digits) if digits.isascii() and digits.isdigit() and piece_name(int(digits)) == name else None
+
+
+def _damage(piece: Path) -> str | None:
+    """What is wrong with a piece, or None: all of it is read, as a whole index says nothing of the pages."""
+    try:
+        with open_parquet(piece) as parquet:
+            _, meta, _ = metadata_of(parquet, piece)
+            _check_columns(parquet.schema_arrow, meta, piece)
+            for group in range(parquet.num_row_groups):
+                where = f"{piece}, row group {group}"
+                check_chunk(from_table(read_group(parquet, group, where), meta, SequenceTable(), where))
+    except TraceError as error:
+        return f"is damaged ({error.message.removeprefix(str(piece)).lstrip(' ,:').removeprefix('is ')})"
+    return None
 
 
 def _first_line(error: BaseException) -> str:

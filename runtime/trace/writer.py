@@ -3,7 +3,8 @@
 A Parquet file's index stands at its end, so a file that is being written cannot be read. A recording therefore goes
 into a folder ``NAME.partial`` of small complete Parquet files, each with the metadata, each renamed into place when it
 is on the disk; closing it joins them into ``NAME``. After a crash the folder is a trace that holds everything up to
-the last complete piece: ``TraceReader`` opens it as it is, ``recover`` turns it into a file.
+the last complete piece: ``TraceReader`` opens it as it is, ``recover`` turns it into a file. Where a piece is damaged
+or missing both read what comes before it, and say what is left out.
 """
 
 from __future__ import annotations
@@ -11,19 +12,20 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
 import pyarrow.parquet as pq
 
-from probes.errors import InputError, UsageError
+from probes.errors import InputError, TraceError, UsageError
 from probes.files import written_whole
 from runtime.trace.check import check_chunk, check_meta
 from runtime.trace.chunking import ChunkBuffer, tokens_per_chunk
 from runtime.trace.columns import encodings, schema_of, to_table
 from runtime.trace.metadata import METADATA_KEY, ROUTING, meta_to_json
-from runtime.trace.reader import TraceReader, partial_folder, recorded_file
+from runtime.trace.reader import TraceReader, partial_folder, piece_name, recorded_file
 from runtime.trace.records import RoutingTrace, TraceMeta, TraceSource
 
 
@@ -115,7 +117,13 @@ class TraceRecorder:
             with TraceWriter(self._path, self._meta, force=self._force):
                 pass
         else:
-            write_trace(self._path, TraceReader(self._folder), force=self._force)
+            reader = TraceReader(self._folder)
+            if reader.left_out:
+                raise TraceError(
+                    f"{self._folder} was damaged while it was written; {reader.left_out}",
+                    hint=f"keep what is whole with: caee trace import {self._folder} -o OTHER.parquet",
+                )
+            write_trace(self._path, reader, force=self._force)
         shutil.rmtree(self._folder)
 
     def __exit__(
@@ -124,7 +132,7 @@ class TraceRecorder:
         self.close()
 
     def _write_piece(self, chunk: RoutingTrace) -> None:
-        with written_whole(self._folder / f"{self._pieces:08d}.parquet") as stream:
+        with written_whole(self._folder / piece_name(self._pieces)) as stream:
             rows = _RowGroups(self._meta)
             rows.open(stream)
             rows.add(chunk)
@@ -197,13 +205,23 @@ def refuse_existing(path: Path, *, force: bool) -> None:
         )
 
 
-def recover(path: Path, *, force: bool = False) -> int:
-    """Turn the interrupted recording of ``path`` into ``path``; returns how many tokens were saved.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovered:
+    """How many tokens were saved, and what was not, as ``TraceReader.left_out`` says it."""
 
-    ``path`` is the file that was to be written, or its ``.partial`` folder. The folder goes once the file is complete.
-    Raises ``TraceError`` where there is nothing to recover.
+    tokens: int
+    left_out: str | None
+
+
+def recover(path: Path, *, force: bool = False) -> Recovered:
+    """Turn the interrupted recording of ``path`` into ``path``.
+
+    ``path`` is the file that was to be written, or its ``.partial`` folder. The folder goes once the file is complete,
+    unless something in it was left out. Raises ``TraceError`` where there is nothing to recover.
     """
     folder = path if path.is_dir() else partial_folder(path)
-    tokens = write_trace(recorded_file(folder), TraceReader(folder), force=force)
-    shutil.rmtree(folder)
-    return tokens
+    reader = TraceReader(folder)
+    tokens = write_trace(recorded_file(folder), reader, force=force)
+    if reader.left_out is None:
+        shutil.rmtree(folder)
+    return Recovered(tokens=tokens, left_out=reader.left_out)

@@ -6,6 +6,7 @@ import dataclasses
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,12 @@ from hypothesis import strategies as st
 from probes.errors import TraceError, UsageError
 from runtime.trace import chunking, writer
 from runtime.trace.chunking import cut, join, rechunk
+from runtime.trace.importers.formats import ImportOptions
+from runtime.trace.importing import import_trace
 from runtime.trace.profile import read_profile, write_profile
-from runtime.trace.reader import TraceReader, partial_folder, read_trace
+from runtime.trace.reader import TraceReader, partial_folder, read_trace, recorded_file
 from runtime.trace.records import IdSpace, LoadProfile, RoutingTrace, ScoreFunction, TokenKind, TraceMeta
-from runtime.trace.writer import TraceRecorder, TraceWriter, recover, write_trace
+from runtime.trace.writer import Recovered, TraceRecorder, TraceWriter, recover, write_trace
 
 ARRAYS = [field.name for field in dataclasses.fields(RoutingTrace) if field.name not in ("meta", "sequence_names")]
 
@@ -264,7 +267,7 @@ def test_a_killed_recording_is_read_up_to_its_last_complete_piece(make_trace: An
     np.testing.assert_array_equal(kept.ids_TLK, trace.ids_TLK[np.arange(kept.tokens) % 40])
     with pytest.raises(UsageError, match="interrupted recording"):
         TraceRecorder(path, trace.meta)
-    assert recover(path) == kept.tokens
+    assert recover(path) == Recovered(tokens=kept.tokens, left_out=None)
     assert_same(read_trace(path), kept)
     assert not partial_folder(path).exists()
 
@@ -276,13 +279,113 @@ def test_pieces_of_two_recordings_do_not_mix(make_trace: Any, tmp_path: Path) ->
     write(folder / "00000001.parquet", make_trace(model="other"))
     with pytest.raises(TraceError, match="another recording"):
         TraceReader(folder)
-    (folder / "00000001.parquet").rename(folder / "00000002.parquet")
-    with pytest.raises(TraceError, match=r"piece 00000001.parquet is missing"):
-        TraceReader(folder)
     for piece in folder.iterdir():
         piece.unlink()
     with pytest.raises(TraceError, match="no complete piece"):
         TraceReader(folder)
+
+
+def _truncate(piece: Path) -> None:
+    piece.write_bytes(piece.read_bytes()[: piece.stat().st_size // 2])
+
+
+def _overwrite(piece: Path) -> None:
+    piece.write_bytes(np.random.default_rng(0).bytes(piece.stat().st_size))
+
+
+def _flip_a_bit(piece: Path) -> None:
+    content = bytearray(piece.read_bytes())
+    # Within the pages of a column: the index at the end of the file stays whole.
+    content[pq.ParquetFile(piece).metadata.row_group(0).column(4).data_page_offset + 40] ^= 4
+    piece.write_bytes(content)
+
+
+def _empty(piece: Path) -> None:
+    piece.write_bytes(b"")
+
+
+def _another_table(piece: Path) -> None:
+    pq.write_table(pa.table({"x": [1]}), piece)
+
+
+DAMAGE = (_truncate, _overwrite, _flip_a_bit, _empty, _another_table, Path.unlink)
+
+
+@pytest.fixture
+def interrupted(make_trace: Any, tmp_path: Path) -> tuple[Path, RoutingTrace]:
+    """A recording's folder of five pieces of 16 tokens each, and what was recorded."""
+    trace = make_trace(tokens=80)
+    folder = partial_folder(tmp_path / "t.parquet")
+    recorder = TraceRecorder(tmp_path / "t.parquet", trace.meta, piece_tokens=16)
+    recorder.write(trace)
+    assert sorted(piece.name for piece in folder.iterdir()) == [f"{number:08d}.parquet" for number in range(5)]
+    return folder, trace
+
+
+@pytest.mark.parametrize("damage", DAMAGE, ids=lambda damage: damage.__name__.strip("_"))
+@pytest.mark.parametrize("number", range(5))
+def test_a_damaged_recording_is_read_up_to_the_damage(
+    interrupted: tuple[Path, RoutingTrace], damage: Callable[[Path], None], number: int
+) -> None:
+    folder, trace = interrupted
+    damage(folder / f"{number:08d}.parquet")
+    if damage == Path.unlink and number == 4:  # nothing tells that there was a fifth
+        assert TraceReader(folder).left_out is None
+        return
+    if number == 0:
+        with pytest.raises(
+            TraceError, match=r"no complete piece of a recording: 00000000.parquet is (damaged|missing)"
+        ):
+            TraceReader(folder)
+        return
+    reader = TraceReader(folder)
+    assert reader.tokens == 16 * number
+    kept = join(list(reader.chunks()))
+    np.testing.assert_array_equal(kept.ids_TLK, trace.ids_TLK[: 16 * number])
+    np.testing.assert_array_equal(kept.gates_TLK, trace.gates_TLK[: 16 * number])
+    assert reader.left_out is not None
+    assert reader.left_out in reader.notes
+    assert reader.left_out.startswith(
+        f"left out: {number:08d}.parquet, which is {'missing' if damage == Path.unlink else 'damaged ('}"
+    )
+    assert str(folder) not in reader.left_out  # the note before it has named it
+    after = {4: "", 3: "; the 1 after it is left out with it"}
+    assert reader.left_out.endswith(after.get(number, f"; the {4 - number} after it are left out with it") or ")")
+
+
+def test_what_is_left_of_a_damaged_recording_becomes_a_file(interrupted: tuple[Path, RoutingTrace]) -> None:
+    folder, _ = interrupted
+    _truncate(folder / "00000003.parquet")
+    path = recorded_file(folder)
+    recovered = recover(path)
+    assert recovered.tokens == read_trace(path).tokens == 48
+    assert recovered.left_out is not None
+    # Whoever wants to try more finds the pieces as they were.
+    assert len(list(folder.iterdir())) == 5
+    with pytest.raises(UsageError, match="exists already"):
+        recover(path)
+
+
+def test_a_damaged_recording_is_imported_with_a_note(interrupted: tuple[Path, RoutingTrace], tmp_path: Path) -> None:
+    folder, trace = interrupted
+    (folder / "00000002.parquet").unlink()
+    (folder / "notes.parquet").write_bytes(b"not a piece")
+    imported = import_trace(folder, tmp_path / "out.parquet", ImportOptions())
+    assert imported.tokens == 32
+    assert imported.notes[1] == ("left out: 00000002.parquet, which is missing; the 2 after it are left out with it")
+    np.testing.assert_array_equal(read_trace(tmp_path / "out.parquet").ids_TLK, trace.ids_TLK[:32])
+
+
+def test_closing_a_recording_does_not_lose_damaged_pieces_silently(make_trace: Any, tmp_path: Path) -> None:
+    trace = make_trace(tokens=80)
+    recorder = TraceRecorder(tmp_path / "t.parquet", trace.meta, piece_tokens=16)
+    recorder.write(trace)
+    folder = partial_folder(tmp_path / "t.parquet")
+    _truncate(folder / "00000001.parquet")
+    with pytest.raises(TraceError, match=r"damaged while it was written; left out: 00000001.parquet"):
+        recorder.close()
+    assert len(list(folder.iterdir())) == 5
+    assert not (tmp_path / "t.parquet").exists()
 
 
 def test_profiles_round_trip(tmp_path: Path) -> None:
