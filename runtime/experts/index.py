@@ -212,13 +212,13 @@ def _piece(entry: TensorEntry, parameter: str, part: int, parts: int, *, scales:
 def _reads_of(folder: Path, experts: _Experts, layer: int, expert: int, stored_as: StoredFormat) -> tuple[Read, ...]:
     """Neighbouring tensors become one read: an expert's three tensors usually lie side by side."""
     parts = _ungated(experts.get(expert, []))
+    _check_stored(parts, stored_as)
     names = sorted((piece.parameter, piece.part) for _, piece in parts if not piece.scales)
     if not names or names != sorted({(piece.parameter, n) for _, piece in parts for n in range(piece.parts)}):
         raise CheckpointError(
             f"{folder}: expert {expert} of layer {layer} is missing or lacks tensors",
             hint="download the missing shards, or the model again",
         )
-    _check_stored(parts, stored_as)
     reads: list[_Parts] = []
     for entry, piece in sorted(parts, key=lambda part: (str(part[0].path), part[0].offset)):
         last = reads[-1][-1][0] if reads else None
@@ -235,7 +235,10 @@ def _check_stored(parts: _Parts, stored_as: StoredFormat) -> None:
         if not piece.scales:
             stored_as.check(entry, scales.pop((piece.parameter, piece.part), None))
     for entry in scales.values():
-        raise _unsupported(entry, "holds the scales of a tensor that is not there")
+        raise CheckpointError(
+            f"{entry.path}: {entry.name} holds the scales of weights that are missing",
+            hint="download the missing shards, or the model again",
+        )
 
 
 def _ungated(parts: _Parts) -> _Parts:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from probes.errors import CheckpointError
@@ -13,15 +14,17 @@ from probes.errors import CheckpointError
 class CheckpointNames:
     """Callable: the parameter or buffer that a checkpoint's key becomes.
 
-    Raises ``CheckpointError`` for experts that transformers would rearrange while it loads them.
+    ``kinds``: the endings that a quantisation adds to names. Raises ``CheckpointError`` for experts that transformers
+    would rearrange while it loads them.
     """
 
-    def __init__(self, model: Any, family: str) -> None:
+    def __init__(self, model: Any, family: str, kinds: Collection[str] = ()) -> None:
         from transformers.conversion_mapping import get_model_conversion_mapping
         from transformers.core_model_loading import WeightRenaming
 
         transforms = get_model_conversion_mapping(model)
         self._family = family
+        self._kinds = tuple(kinds)
         self._renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
         self._converters = [t for t in transforms if not isinstance(t, WeightRenaming)]
         self._prefix = model.base_model_prefix
@@ -30,6 +33,10 @@ class CheckpointNames:
     def __call__(self, key: str) -> str:
         from transformers.core_model_loading import rename_source_key
 
+        for kind in self._kinds:
+            if key.endswith(kind):
+                # Renamed as the parameter that it belongs to: the model has none of this name.
+                return self(key.removesuffix(kind)) + kind
         name: str = rename_source_key(key, self._renamings, [], self._prefix, self._known)[0]
         for converter in self._converters:
             target, matched = converter.rename_source_key(name)

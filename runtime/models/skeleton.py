@@ -91,7 +91,7 @@ def build_skeleton(folder: Path, *, dtype: torch.dtype) -> Skeleton:
         expert_shapes=shapes[0],
         num_experts=counts.pop(),
         layer_numbers=tuple(layer_of(f"{name}.") for name in found),
-        names=CheckpointNames(model, family),
+        names=CheckpointNames(model, family, stored_as.kinds),
         stored_as=stored_as,
     )
 

@@ -32,6 +32,12 @@ def stock() -> ModuleType:
 
 
 @pytest.fixture(scope="session")
+def quantising() -> ModuleType:
+    """The helper module ``quantising``: quantised checkpoints and what their bytes mean."""
+    return _sibling("quantising")
+
+
+@pytest.fixture(scope="session")
 def checkpoint(checkpoints: ModuleType, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     """The folder of a tiny model of ``family``; ``saving`` goes to save_pretrained, the rest to its config."""
     built: dict[str, Path] = {}
@@ -43,6 +49,29 @@ def checkpoint(checkpoints: ModuleType, tmp_path_factory: pytest.TempPathFactory
             config = checkpoints.tiny_config(family, **changes)
             options = {} if dtype is None else {"dtype": dtype}
             built[key] = checkpoints.save_checkpoint(folder, config, **options, **(saving or {}))
+        return built[key]
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def quantised(
+    checkpoint: Callable[..., Path], quantising: ModuleType, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., Path]:
+    """The folder of a tiny quantised model, by the name of its form; further arguments are of its config."""
+    built: dict[str, Path] = {}
+
+    def build(form: str, *, block: tuple[int, int] = quantising.FP8_BLOCK, **changes: Any) -> Path:
+        key = repr((form, block, sorted(changes.items())))
+        if key not in built:
+            family, method = form.split("-")
+            folder = tmp_path_factory.mktemp(form)
+            if method == "mxfp4":
+                built[key] = quantising.mxfp4_copy(checkpoint(family, hidden_size=64, **changes), folder, seed=1)
+            else:
+                scales = torch.float32 if family == "deepseek_v3" else torch.bfloat16
+                source = checkpoint(family, **changes)
+                built[key] = quantising.fp8_copy(source, folder, block=block, scales=scales, seed=1)
         return built[key]
 
     return build
