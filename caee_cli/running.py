@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from caee_cli.signalling import SignalRequest, serving_signals
 from probes.errors import Interrupted
@@ -21,9 +21,9 @@ from probes.errors import Interrupted
 if TYPE_CHECKING:
     from probes.records import Device
     from runtime.options import RunOptions
-    from runtime.policy.types import PolicySpec
     from runtime.worker import RankReport
-    from store.records import RunRecord
+    from store.records import PolicyRecord, RunRecord
+    from store.session import Store
 
 
 PROGRESS_FILE = "progress.json"
@@ -48,6 +48,7 @@ class RunRequest:
     quality: bool
     pairs: int | None
     phases: str | None
+    max_quality_drop: str | None
     brake: str | None
     dtype: str
     check_ranks: bool
@@ -56,19 +57,21 @@ class RunRequest:
     signals: SignalRequest = field(default_factory=SignalRequest)
 
 
-def execute(request: RunRequest) -> tuple[RunRecord | None, str]:
-    """Run, store, and return the record and where it is stored; None on the ranks that torchrun started beside 0."""
+def execute(request: RunRequest) -> tuple[RunRecord | PolicyRecord | None, str]:
+    """Run, store, and return the record and where it is stored: the run, or only the search for a policy where that
+    found nothing to run; None on the ranks that torchrun started beside 0.
+    """
+    from caee_cli import tuning
     from caee_cli.calibrations import calibration_for
     from store.session import open_store
 
     # The store is opened before the work: a run that cannot be kept should not take its time first.
     with open_store(request.store) as store, contextlib.ExitStack() as stack:
         store.require_writable()
-        options = _options(request)
+        options = _options(request, store)
         with ended_by_interrupts():  # only now: they take seconds, and what is wrong should be said at once
             from probes.fingerprint import take_fingerprint
             from runtime.launch import launch, started_by_torchrun
-            from runtime.summary import run_record
             from runtime.worker import run_rank
 
         joined = started_by_torchrun()
@@ -79,10 +82,8 @@ def execute(request: RunRequest) -> tuple[RunRecord | None, str]:
         calibration, why_none = calibration_for(store, fingerprint, options.tier)
         options = dataclasses.replace(options, calibration=calibration, notes=(why_none,) if why_none else ())
 
-        def keep(report: RankReport) -> RunRecord:
-            record = run_record(options, report, fingerprint, _model_name(request))
-            store.save_run(record)
-            return record
+        def keep(report: RankReport) -> RunRecord | PolicyRecord:
+            return tuning.keep(store, options, report, fingerprint, _model_name(request))
 
         if joined:
             report = run_rank(options)
@@ -119,33 +120,38 @@ def _end(number: int, frame: object) -> None:
     os._exit(Interrupted.exit_code)
 
 
-def _interrupted(options: RunOptions, keep: Callable[[RankReport], RunRecord]) -> Interrupted:
+def _interrupted(options: RunOptions, keep: Callable[[RankReport], RunRecord | PolicyRecord]) -> Interrupted:
     """Keep the pairs that are complete, if they are enough for an interval."""
     file = options.partial_file
     if file is None or not file.exists():
         return Interrupted("interrupted before the first pair was complete; nothing was kept")
     # Our own rank wrote it, into a folder that only this user can write to.
     report: RankReport = pickle.loads(file.read_bytes())
-    record = keep(report)
+    record = cast("RunRecord", keep(report))  # there is a pair
     return Interrupted(
         f"interrupted; kept run {record.run_id} with its {record.workload.pairs} complete pairs, without quality"
     )
 
 
-def _options(request: RunRequest) -> RunOptions:
+def _options(request: RunRequest, store: Store) -> RunOptions:
+    from caee_cli.tuning import use_stored, wished
     from runtime.demo import held_out_path
     from runtime.options import RunOptions, read_text
     from runtime.policy.guard import parse_brake
 
-    policy = _policy(request)
+    wish = wished(request.policy, request.theta, request.max_quality_drop, quality=request.quality)
     text = read_text(request.held_out or held_out_path())
     prompts = _prompts(request, text)
     model = checked_model(request.model, input_len=request.input_len, max_new_tokens=request.max_new_tokens)
     devices = devices_named(request.devices)
+    tier = request.tier or ("disk" if devices[0].kind == "cpu" else "host")
+    policy, origin = wish.spec, None
+    if policy is None:
+        policy, origin = use_stored(store, model, devices, tier, request.cache, request.cache_experts)
     return RunOptions(
         model=model,
         devices=devices,
-        tier=request.tier or ("disk" if devices[0].kind == "cpu" else "host"),
+        tier=tier,
         policy=policy,
         cache=request.cache,
         prompts=prompts,
@@ -157,6 +163,9 @@ def _options(request: RunRequest) -> RunOptions:
         input_len=request.input_len,
         pairs=request.pairs,
         phases=request.phases,
+        max_quality_drop=wish.limit,
+        search=wish.search,
+        policy_origin=origin,
         brake=None if request.brake is None else parse_brake(request.brake),
         dtype=request.dtype,
         seed=request.seed,
@@ -192,15 +201,6 @@ def _prompts(request: RunRequest, text: str) -> tuple[str, ...]:
     if request.prompts is None and request.input_len is not None:
         return (text,)
     return read_prompts(request.prompts or prompts_path())
-
-
-def _policy(request: RunRequest) -> PolicySpec:
-    from runtime.policy.spec import parse_policy
-
-    if request.theta is None:
-        return parse_policy(request.policy)
-    separator = "," if ":" in request.policy else ":"
-    return parse_policy(f"{request.policy}{separator}theta={request.theta}")
 
 
 def _model_name(request: RunRequest) -> str:

@@ -25,6 +25,10 @@ _COLUMNS = {
         *("beta_seconds", "n_half_bytes", "holdout_mape", "status"),
     ),
     "link_groups": ("kind", "devices", "factor"),
+    "search.points": (
+        *("value", "loss_rise", "loss_rise_ci95", "nll", "removed_importance", "max_device_misses_per_step"),
+        "within_limit",
+    ),
     "layers": ("layer", "device_misses_before", "device_misses_after", "device_cost_before", "device_cost_after"),
     "policies": (
         *("name", "cache", "cache_experts", "time_per_step_seconds.mean", "max_device_misses_per_step"),
@@ -56,8 +60,16 @@ def record_view(entry: Entry, document: dict[str, Any]) -> tuple[RenderableType,
 
     heading = f"{entry.kind} {entry.record_id} · {entry.created_at[:19]} UTC · {entry.summary}"
     facts = [(name, _text(name, value)) for name, value in _flat(document) if name not in _COLUMNS]
-    tables = [_list_table(name, document[name]) for name in _COLUMNS if document.get(name)]
+    tables = [_list_table(name, found) for name in _COLUMNS if (found := _at(document, name))]
     return (Text(printable(heading)), _table(None, ("field", "value"), facts), *tables)
+
+
+def _at(document: dict[str, Any], name: str) -> Any:
+    """What is under a name with dots, None where nothing is."""
+    found: Any = document
+    for part in name.split("."):
+        found = found.get(part) if isinstance(found, dict) else None
+    return found
 
 
 def _list_table(name: str, items: Sequence[dict[str, Any]]) -> Table:

@@ -10,8 +10,8 @@ from reports.info.brake import brake_sentence
 from reports.info.keyfigures import KeyFigure
 from reports.info.origin import KNOBS, origin_sentence, search_words
 from reports.info.verdict import verdict_info
-from reports.pages.page import Page
 from reports.info.words import percent
+from reports.pages.page import Page
 from store.records import PolicySearch, RunRecord
 
 if TYPE_CHECKING:

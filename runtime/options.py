@@ -15,6 +15,7 @@ from runtime.policy.guard import BrakeSettings
 from runtime.policy.spec import resolve
 from runtime.policy.types import PolicySpec
 from runtime.signals.collect import SignalFiles
+from store.records import PolicyOrigin
 
 TIERS = ("device", "host", "disk")
 PHASES = ("all", "decode", "prefill")
@@ -34,6 +35,8 @@ class RunOptions:
     offloading, decode alone on-device. ``brake`` None: none watches the policy. ``held_out`` None: no quality is
     measured. ``notes``: remarks for the record.
     ``input_len``: prompts of so many tokens are cut from ``prompts``; None: they are run as they are.
+    ``max_quality_drop``: the rise of held-out loss that is allowed, as a share; with ``search`` the policy's knob is
+    turned as far as that allows, else the policy runs as given. ``policy_origin``: of a stored policy.
     ``partial_file``: where rank 0 leaves what is complete after every pair. ``signals``: where it tells of every step.
     """
 
@@ -49,6 +52,9 @@ class RunOptions:
     batch_size: int = 8
     max_new_tokens: int = 48
     input_len: int | None = None
+    max_quality_drop: float | None = None
+    search: bool = False
+    policy_origin: PolicyOrigin | None = None
     pairs: int | None = None
     seconds_for_pairs: float = 20.0
     quality_sequences: int = 24

@@ -8,11 +8,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from runtime.engine import LockstepModel
 from runtime.policy.types import Policy
+from runtime.recording import StepRecord
 from runtime.statistics import mean_difference_interval
 from store.records import Quality
 
@@ -63,12 +67,55 @@ def measure_quality(
     )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Losses:
+    """``nll_B``: mean loss of each sequence, nats per token; ``steps``: what the experts did meanwhile."""
+
+    nll_B: npt.NDArray[np.float64]
+    steps: list[StepRecord]
+
+
+@torch.inference_mode()
+def measure_losses(
+    model: LockstepModel,
+    sequences: Sequence[Sequence[int]],
+    policy: Policy,
+    *,
+    batch_size: int,
+    bypass_cache: bool = False,
+    on_batch: Callable[[], None] = lambda: None,
+) -> Losses:
+    """The loss of one policy alone: what ``measure_quality`` finds for it from the same caches, in half the time.
+
+    ``bypass_cache``: the caches stay as they are, which changes no loss of a policy that does not look at them.
+    """
+    losses: list[torch.Tensor] = []
+    steps: list[StepRecord] = []
+    for start in range(0, len(sequences), batch_size):
+        ids = torch.tensor([list(s) for s in sequences[start : start + batch_size]], device=model.device)
+        key_values = model.begin()
+        mask = torch.zeros_like(ids[:, :0])
+        rows: list[torch.Tensor] = []
+        for position in range(ids.shape[1] - 1):
+            mask = torch.cat([mask, mask.new_ones((len(ids), 1))], 1)
+            token = ids[:, position : position + 1]
+            logits, step = model.step(token, mask, key_values, policy, prefill=False, bypass_cache=bypass_cache)
+            rows.append(_nll(logits.float().log_softmax(-1), ids[:, position + 1]))
+            steps.append(step)
+        losses.append(torch.stack(rows).mean(0))
+        on_batch()
+    return Losses(nll_B=torch.cat(losses).double().cpu().numpy(), steps=steps)
+
+
+def _nll(log_shares_BV: torch.Tensor, next_B: torch.Tensor) -> torch.Tensor:
+    return -log_shares_BV.gather(1, next_B[:, None])[:, 0]
+
+
 def _compare(expected_BV: torch.Tensor, actual_BV: torch.Tensor, next_B: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """(nll of baseline, nll of policy, KL, agreement), each [B]."""
     expected = expected_BV.float().log_softmax(-1)
     actual = actual_BV.float().log_softmax(-1)
-    nll_expected = -expected.gather(1, next_B[:, None])[:, 0]
-    nll_actual = -actual.gather(1, next_B[:, None])[:, 0]
+    nll_expected, nll_actual = _nll(expected, next_B), _nll(actual, next_B)
     divergence = (expected.exp() * (expected - actual)).sum(-1)
     same = (expected.argmax(-1) == actual.argmax(-1)).float()
     return nll_expected, nll_actual, divergence, same

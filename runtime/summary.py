@@ -13,6 +13,7 @@ from runtime.cache import parse_cache
 from runtime.options import RunOptions
 from runtime.passes import gains, layer_costs, pass_statistics, prediction, step_series
 from runtime.policy.spec import policy_as_mapping
+from runtime.policy.types import PolicySpec
 from runtime.predict import measure_costs
 from runtime.worker import RankReport
 from store.records import (
@@ -45,7 +46,7 @@ def run_record(options: RunOptions, report: RankReport, fingerprint: Fingerprint
         model_family=report.family,
         devices=report.devices,
         tier=options.tier,
-        policy=_choice(report),
+        policy=policy_choice(report.policy),
         workload=_workload(options, report, len(baseline)),
         fingerprint=fingerprint,
         calibration_id=calibration_id,
@@ -66,6 +67,8 @@ def run_record(options: RunOptions, report: RankReport, fingerprint: Fingerprint
         warnings=_warnings(options, report),
         roofline=report.roofline,
         brake=_brake(options, report),
+        max_quality_drop=options.max_quality_drop,
+        policy_origin=options.policy_origin,
     )
 
 
@@ -95,10 +98,11 @@ def _brake(options: RunOptions, report: RankReport) -> BrakeStatistics | None:
     )
 
 
-def _choice(report: RankReport) -> PolicyChoice:
-    mapping = policy_as_mapping(report.policy)
+def policy_choice(spec: PolicySpec) -> PolicyChoice:
+    """A policy as it is kept, with every parameter."""
+    mapping = policy_as_mapping(spec)
     return PolicyChoice(
-        name=report.policy.name,
+        name=spec.name,
         parameters={key: value for key, value in mapping.items() if key != "name" and value is not None},
     )
 

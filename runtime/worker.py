@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from probes.backend import TorchBackend
-from probes.errors import DeviceError, InputError, UsageError
+from probes.errors import DeviceError, InputError
 from probes.files import written_whole
 from probes.records import Device
 from runtime.cache import CacheBook, parse_cache
@@ -202,8 +202,8 @@ class RankSession:
 
     def _searched_policy(self, passages: list[list[int]], policy: Policy) -> Policy | None:
         """``policy`` with its knob turned as far as is allowed; None where it may not be turned at all."""
-        assert self.options.search_within is not None
-        self.search = search_knob(self, passages, policy.spec, self.options.search_within)
+        assert self.options.max_quality_drop is not None
+        self.search = search_knob(self, passages, policy.spec, self.options.max_quality_drop)
         if self.search.chosen is None:
             return None
         knob = knob_of(policy.spec, offloading=self.options.offloading)
@@ -358,7 +358,7 @@ class RankSession:
             self.loaded.tokenizer.encode(options.held_out, add_special_tokens=False),
             length=options.quality_tokens,
             count=options.quality_sequences,
-            search=options.search_within is not None,
+            search=options.search,
         )
 
     def _quality(self, held_out: list[list[int]], policy: Policy) -> Quality | None:

@@ -1,4 +1,4 @@
-"""What a run has to do before it is done: how long prompts may be, and prompts of a given length."""
+"""What a run is given to do: how long prompts may be, prompts of a given length, passages of held-out text."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import numpy as np
 from probes.errors import InputError, UsageError
 from runtime.experts.headers import read_headers
 from runtime.models.config import context_limit, read_config_file
+
+FEWEST_SEARCHED = 8
+"""Passages to search on: an interval over fewer says little."""
 
 
 def check_model(folder: Path, *, input_len: int | None, max_new_tokens: int) -> None:
@@ -46,3 +49,33 @@ def cut_prompts(ids: Sequence[int], *, length: int, count: int, seed: int) -> li
     places = len(ids) - length + 1
     starts = np.random.default_rng(seed).choice(places, size=count, replace=places < count)
     return [list(ids[start : start + length]) for start in starts.tolist()]
+
+
+def held_out_passages(
+    ids: Sequence[int], *, length: int, count: int, search: bool
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Passages of equal length, spread over the whole text, since neighbours are alike: at most ``count`` of at most
+    ``length`` tokens to measure quality on, and with ``search`` as many others, between them, to choose a policy on.
+
+    Raises ``InputError`` where the text is too short.
+    """
+    if len(ids) < 2:
+        raise InputError(
+            f"the held-out text has {len(ids)} tokens, which leaves none to predict",
+            hint="give a longer text with --held-out, or leave quality out with --no-quality",
+        )
+    parts = 2 if search else 1
+    length = min(length, len(ids) // (parts * (FEWEST_SEARCHED if search else 1)))
+    if length < 2:
+        raise InputError(
+            f"the held-out text has {len(ids)} tokens, too few to search on one half of it and measure on the other",
+            hint="give a longer text with --held-out, a thousand tokens or more, or leave out --max-quality-drop",
+        )
+    count = min(count, len(ids) // (parts * length))
+    stride = len(ids) // count
+    starts = range(0, stride * count, stride)
+    measured = [list(ids[at : at + length]) for at in starts]
+    if not search:
+        return measured, []
+    between = stride // 2  # at least ``length``, and as far from the next passage
+    return measured, [list(ids[at + between : at + between + length]) for at in starts]

@@ -9,7 +9,7 @@ import typer
 
 from caee_cli.options import ForceOption, JsonOption, OutputOption, StoreOption
 
-app = typer.Typer(no_args_is_help=True, help="What is kept: probes, calibrations, runs and simulations.")
+app = typer.Typer(no_args_is_help=True, help="What is kept: probes, calibrations, policies, runs and simulations.")
 
 IdArgument = Annotated[str, typer.Argument(metavar="ID", help="The id, or enough of its beginning.")]
 IdsArgument = Annotated[list[str], typer.Argument(metavar="ID", help="Ids, or enough of their beginnings.")]
@@ -18,7 +18,7 @@ IdsArgument = Annotated[list[str], typer.Argument(metavar="ID", help="Ids, or en
 @app.command("list")
 def list_records(
     kind: Annotated[
-        str | None, typer.Option("--kind", help="Only one kind: probe, calibration, run or simulation.")
+        str | None, typer.Option("--kind", help="Only one kind: probe, calibration, policy, run or simulation.")
     ] = None,
     json: JsonOption = False,
     store: StoreOption = None,

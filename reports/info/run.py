@@ -22,7 +22,7 @@ from reports.info.timing import (
     step_parts_info,
 )
 from reports.info.verdict import VerdictInfo, verdict_info
-from store.records import BrakeStatistics, Quality, RunRecord, SampleText
+from store.records import BrakeStatistics, PolicyOrigin, Quality, RunRecord, SampleText
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +60,8 @@ class RunInfo:
     series: SeriesInfo
     quality: Quality | None
     brake: BrakeStatistics | None
+    max_quality_drop: float | None
+    policy_origin: PolicyOrigin | None
     predicted: tuple[PredictedInfo, ...]
     cost_models: tuple[CostModelInfo, ...]
     drift: tuple[LinkDrift, ...]
@@ -98,6 +100,8 @@ def run_info(
         series=series_info(run),
         quality=run.quality,
         brake=run.brake,
+        max_quality_drop=run.max_quality_drop,
+        policy_origin=run.policy_origin,
         predicted=predicted_info(run),
         cost_models=cost_models_info(calibration, probe),
         drift=drift_info(history, calibration),

@@ -16,6 +16,7 @@ from reports.info.keyfigures import (
     movement_noun,
     tpot_name,
 )
+from reports.info.origin import origin_sentence
 from reports.info.replay import replay_sentence, replayed
 from reports.info.roofline import roofline_info, roofline_sentence
 from reports.info.words import certainty, change, change_with_interval, interval, number, percent, plural
@@ -63,6 +64,7 @@ def verdict_info(run: RunRecord) -> VerdictInfo:
             _busiest(run),
             _times(run),
             *_quality(run),
+            *filter(None, [origin_sentence(run)]),
             *((brake_sentence(run.brake),) if run.brake else ()),
             *_cautions(run),
             *_roofline(run),

@@ -10,6 +10,7 @@ from reports.figures.drift import drift_card
 from reports.figures.facts import brake_card, condition_cards, quality_card, samples_card, totals_cards
 from reports.figures.heat import heat_card
 from reports.figures.roofline import roofline_card
+from reports.figures.search import search_card
 from reports.figures.steps import series_card, step_card
 from reports.figures.timing import phases_card, predicted_card
 from reports.info.keyfigures import movement_noun
@@ -55,7 +56,7 @@ def _sections(info: RunInfo) -> tuple[Section, ...]:
     sections = [
         Section(key="devices", title="Devices", cards=paired(_device_cards(info, noun))),
         Section(key="time", title="Time", cards=paired(_time_cards(info, noun))),
-        Section(key="quality", title="Quality", cards=_quality_cards(info)),
+        Section(key="quality", title="Quality", cards=_quality_cards(info, noun)),
         Section(key="calibration", title="Calibration", cards=_calibration_cards(info)),
         Section(key="conditions", title="Conditions", cards=paired(condition_cards(info))),
     ]
@@ -80,10 +81,11 @@ def _time_cards(info: RunInfo, noun: str) -> list[Card]:
     ]
 
 
-def _quality_cards(info: RunInfo) -> tuple[Card, ...]:
+def _quality_cards(info: RunInfo, noun: str) -> tuple[Card, ...]:
     quality = [quality_card(info.quality)] if info.quality else []
     brake = [brake_card(info.brake)] if info.brake else []
-    return (*quality, *brake, *([samples_card(info.samples)] if info.samples else []))
+    search = [search_card(info.policy_origin.search, noun)] if info.policy_origin else []
+    return (*quality, *search, *brake, *([samples_card(info.samples)] if info.samples else []))
 
 
 def _calibration_cards(info: RunInfo) -> tuple[Card, ...]:

@@ -18,8 +18,9 @@ from runtime.policy.types import SHARE_UNIT
 from runtime.recording import Counts, StepRecord
 
 SCHEMA = "caee.steps/1"
-PASSES = ("warm-up", "baseline", "policy", "quality")
-"""What a step may be part of: ``baseline`` and ``policy`` are the measured passes of the interleaved pairs."""
+PASSES = ("warm-up", "search", "baseline", "policy", "quality")
+"""What a step may be part of: ``search`` tries settings of the policy; ``baseline`` and ``policy`` are the measured
+passes of the interleaved pairs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

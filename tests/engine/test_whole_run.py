@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from probes.devices import find_devices
-from probes.errors import UsageError
+from probes.errors import InputError, UsageError
 from probes.fingerprint import take_fingerprint
 from probes.records import Calibration, Concurrency, LinkKind, LinkMode, LinkModel, ModelForm
 from runtime.options import RunOptions
@@ -206,7 +206,7 @@ def test_a_held_out_text_without_a_token_to_predict_is_refused(
     checkpoint: Checkpoint, open_session: OpenSession, text: str
 ) -> None:
     session = open_session(checkpoint("qwen3_moe"), held_out=text)
-    with pytest.raises(UsageError, match="held-out text has"):
+    with pytest.raises(InputError, match="held-out text has"):
         session.run()
 
 
