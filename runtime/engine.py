@@ -50,6 +50,10 @@ class LockstepModel:
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"
         self._trims_logits = "logits_to_keep" in parameters
 
+    def settle(self) -> None:
+        """Complete the timers of the steps so far, whose results have reached the host."""
+        self._execution.clock.settle()
+
     def begin(self) -> KeyValues:
         """An empty key-value cache."""
         return KeyValues()
@@ -104,6 +108,8 @@ def generate(
     chosen = logits.argmax(-1)
     token_ids = [chosen.tolist()]  # reaches the host: the token exists when the clock is read
     first = last = time.perf_counter()
+    record.seconds = first - submitted - record.timers.shadow
+    model.settle()
     steps = [record]
     model.signals.step(record, phases.prefill)
     shadow = 0.0
@@ -115,6 +121,7 @@ def generate(
         now = time.perf_counter()
         record.seconds, last = now - last - record.timers.shadow, now
         shadow += record.timers.shadow
+        model.settle()
         steps.append(record)
         model.signals.step(record, phases.decode)
     return PassRecord(

@@ -24,6 +24,7 @@ import torch
 
 from probes.errors import CheckpointError, RunError
 from runtime.cache import CacheBook, CacheSnapshot
+from runtime.clock import PhaseClock
 from runtime.experts.pool import SlotPool
 from runtime.experts.transfer import Request, TransferEngine
 from runtime.models.load import LoadedModel
@@ -87,6 +88,7 @@ class ExpertExecution:
         self.context: StepContext | None = None
         self._ranks = ranks
         self._transfers = transfers
+        self.clock = PhaseClock(transfers.backend)
         self._staging = range(layout.cache_slots, layout.cache_slots + layout.staging_slots)
         # What each cache slot really holds, as layer · N + expert; the book says what it should hold.
         self._held = np.full(layout.cache_slots, -1, np.int64)
@@ -140,6 +142,7 @@ class ExpertExecution:
 
     def start_step(self, context: StepContext) -> None:
         """Every forward pass of the model begins with this."""
+        self.clock.settle()
         self.context = context
         self.observer.start_step(context.real_T, prefill=context.record.prefill)
         if not context.bypass_cache:
@@ -158,19 +161,19 @@ class ExpertExecution:
         assert context is not None, "start_step comes first"
         self.top_k, self.hidden_size = top_k_index.shape[1], hidden_states.shape[-1]
         timers = context.record.timers
-        start = time.perf_counter()
+        # Waits for the device, whose work until here is not part of the decision.
         own_TK = top_k_index.detach().cpu().numpy().astype(np.int64)
+        start = time.perf_counter()
         own_TK[~context.real_T] = -1
         ids_TK, weights_TK = self._route(layer, context, own_TK, top_k_index, top_k_weights)
         if self.check_ranks:
             self._compare_decisions(layer, ids_TK, weights_TK)
         plan = self._plan(layer, context, ids_TK, own_TK)
-        decided = time.perf_counter()
-        timers.decide += decided - start
+        timers.decide += time.perf_counter() - start
         rows_RH = self._compute(plan, kernel, hidden_states, ids_TK, timers)
-        computed = time.perf_counter()
+        computed = self.clock.mark()
         self._ranks.sum_(rows_RH)
-        timers.exchange += time.perf_counter() - computed
+        self.clock.add(timers, "exchange", computed)
         output_TH = kernel.reduce(rows_RH, weights_TK, ids_TK)
         if self._sample_is_due(context):
             changed = not np.array_equal(ids_TK, own_TK)
@@ -336,18 +339,18 @@ class ExpertExecution:
         ticket = self._transfers.fetch(first) if first else None
         for number, group in enumerate(groups):
             if number > 0 and ticket is not None:
-                waited = time.perf_counter()
+                waits = self.clock.mark()
                 ticket.wait()
-                timers.fetch_wait += time.perf_counter() - waited
-            start = time.perf_counter()
+                self.clock.add(timers, "fetch_wait", waits)
+            start = self.clock.mark()
             kernel.rows(hidden_TH, ids_TK, order_R, group, rows_RH)
-            timers.experts += time.perf_counter() - start
+            self.clock.add(timers, "experts", start)
             if 0 < number < len(plan.waves):
                 ticket = self._transfers.fetch(plan.waves[number])
         if ticket is not None and not plan.waves:
-            waited = time.perf_counter()
+            waits = self.clock.mark()
             ticket.wait()
-            timers.fetch_wait += time.perf_counter() - waited
+            self.clock.add(timers, "fetch_wait", waits)
         return rows_RH
 
     # the brake's shadow samples ---------------------------------------------------------------------------------------

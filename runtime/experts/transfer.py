@@ -137,7 +137,7 @@ class TransferEngine:
     """Fills slots of ``pool`` from ``source``. One instance per device; not to be shared between threads."""
 
     def __init__(self, backend: Backend, source: ExpertSource, pool: SlotPool) -> None:
-        self._backend = backend
+        self.backend = backend
         self._source = source
         self._pool = pool
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="expert-transfer")
@@ -150,26 +150,27 @@ class TransferEngine:
     def fetch(self, requests: Sequence[Request]) -> Ticket:
         """Start fetching in the order given. The slots must not be used before the ticket's ``wait`` returned."""
         # What was computed so far may still read the slots that are about to be overwritten.
-        computed = self._backend.record() if requests else None
+        computed = self.backend.record() if requests else None
         return Ticket(self._worker.submit(self._run, tuple(requests), computed))
 
     def synchronize(self) -> None:
         """Make the host wait for all that the device was given so far."""
-        self._backend.synchronize()
+        self.backend.synchronize()
 
     def close(self) -> None:
         """Wait for what is under way and release the source."""
         self._worker.shutdown(wait=True)
+        self.backend.synchronize()
         self._source.close()
 
     def _run(self, requests: tuple[Request, ...], computed: Event | None) -> Event | None:
         if not requests or computed is None:
             return None
-        with self._backend.use(self._stream):
+        with self.backend.use(self._stream):
             computed.wait()
             for request in requests:
                 self._fetch_one(request)
-            return self._backend.record()
+            return self.backend.record()
 
     def _fetch_one(self, request: Request) -> None:
         try:
@@ -196,4 +197,4 @@ class TransferEngine:
             self._staging[at],
             lambda pieces, data: self._pool.write(request.slot, pieces, data),
         )
-        self._emptied[at] = self._backend.record()
+        self._emptied[at] = self.backend.record()

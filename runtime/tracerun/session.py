@@ -184,6 +184,7 @@ class TraceRunSession:
                 self.backend.synchronize()
                 now = time.perf_counter()
                 record.seconds, last = now - last, now
+                self.execution.clock.settle()
                 records.append(record)
         self._read_until = time.monotonic()
         return PassRecord(ttft_seconds=None, tpot_seconds=(last - begin) / len(records), token_ids=[], steps=records)
