@@ -37,7 +37,7 @@ def request_of(
     machine: Mapping[str, Any],
     seconds_per_expert: str | None,
     expert_bytes: str | None,
-    model: Path | None,
+    model: str | None,
     layers: int | None,
     num_experts: int | None,
     load_profile: Path | None,
@@ -48,6 +48,8 @@ def request_of(
     from probes.errors import UsageError
     from probes.units import parse_size
     from runtime.models.config import read_moe_shape
+    from runtime.models.expert_shape import expert_shape
+    from runtime.models.fetch import config_path
     from runtime.simulate.machine import MachineRequest
     from runtime.simulate.scenario import Scenario
 
@@ -56,15 +58,19 @@ def request_of(
     if expert_bytes is not None and model is not None:
         raise UsageError("--expert-bytes and --model both give the experts' size", hint="give one of them")
     size = None if expert_bytes is None else parse_size(expert_bytes)
+    shape = None
     if model is not None:
-        size = read_moe_shape(model).expert_bytes
+        described = read_moe_shape(config_path(model))
+        size, shape = described.expert_bytes, expert_shape(described)
     given: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in scenario.items() if value
     }
     return SimulationRequest(
         trace=trace,
         scenario=Scenario(**given),
-        machine=MachineRequest(seconds_per_expert=_numbers(seconds_per_expert), expert_bytes=size, **machine),
+        machine=MachineRequest(
+            seconds_per_expert=_numbers(seconds_per_expert), expert_bytes=size, shape=shape, **machine
+        ),
         layers=layers,
         num_experts=num_experts,
         load_profile=load_profile,

@@ -1,6 +1,8 @@
 """Cost tables: seconds per expert on each device, from calibrated link models.
 
 C(e, d) = α·S_e/B_d + β_d (arXiv:2606.29982, eq. 3), looked up once per device: the runtime only adds and compares.
+Experts that lie on the device cost what a layer of their shape was measured to take for one more of them, where such
+layers were measured: a layer's β is then paid once, not by every expert.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from probes.errors import InputError
-from probes.records import Calibration, Concurrency, LinkKind, LinkMode, LinkModel
+from probes.records import Calibration, Concurrency, LayerModel, LinkKind, LinkMode, LinkModel
 from runtime.policy.types import GROUP_UNIT, NO_GROUPS, PICOSECONDS, Ints, LinkGroups
 
 # What an expert crosses on its way to a device of the kind; the modes in order of preference.
@@ -28,15 +30,29 @@ _MODES = (LinkMode.DIRECT, LinkMode.PINNED, None, LinkMode.BUFFERED, LinkMode.PA
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostTable:
-    """What one paid movement costs on each device, and which devices share a link."""
+    """What one paid movement costs on each device, and which devices share a link.
+
+    ``layer``: how long a layer takes by the experts that a device runs in it, where that was measured as a whole; a
+    movement then costs what one more expert adds.
+    """
 
     seconds_per_expert: tuple[float, ...]
     groups: LinkGroups
+    layer: LayerModel | None = None
 
     @property
     def picoseconds(self) -> Ints:
         """[D] as the decision adds and compares them: round-half-even(C · 10¹²)."""
         exact: Ints = np.rint(np.asarray(self.seconds_per_expert) * PICOSECONDS).astype(np.int64)
+        return exact
+
+    def layer_picoseconds(self, experts: int) -> Ints:
+        """[experts + 1] a layer's time by how many experts the device runs, 0 for none; empty without ``layer``."""
+        if self.layer is None:
+            return np.zeros(0, np.int64)
+        fit = self.layer.fit
+        seconds = [0.0, *(fit.seconds(count) for count in range(1, experts + 1))]
+        exact: Ints = np.rint(np.asarray(seconds) * PICOSECONDS).astype(np.int64)
         return exact
 
 
@@ -45,11 +61,49 @@ def uniform_costs(seconds_per_expert: float, devices: int) -> CostTable:
     return CostTable(seconds_per_expert=(seconds_per_expert,) * devices, groups=NO_GROUPS)
 
 
-def cost_table(calibration: Calibration, tier: str, devices: Sequence[str], expert_bytes: int) -> CostTable:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExpertShape:
+    """A model's routed experts, as measured layers are found by. ``dtypes``: what tables may call their weights'."""
+
+    hidden_size: int
+    intermediate_size: int
+    top_k: int
+    num_experts: int
+    dtypes: tuple[str, ...]
+
+
+def layer_of(calibration: Calibration, shape: ExpertShape, devices: int) -> LayerModel | None:
+    """The measured layer of ``shape`` spread over ``devices``: of several kernels the one that is fastest when all of
+    the device's experts run. None where there is none of exactly this shape.
+    """
+    found = [
+        layer
+        for layer in calibration.layers
+        if layer.shape.dtype in shape.dtypes
+        and (layer.shape.hidden_size, layer.shape.intermediate_size) == (shape.hidden_size, shape.intermediate_size)
+        and (layer.shape.top_k, layer.shape.num_experts) == (shape.top_k, shape.num_experts)
+        and layer.shape.expert_parallel_size == devices
+    ]
+    return min(found, key=lambda layer: layer.fit.seconds(shape.num_experts / devices), default=None)
+
+
+def cost_table(
+    calibration: Calibration,
+    tier: str,
+    devices: Sequence[str],
+    expert_bytes: int,
+    shape: ExpertShape | None = None,
+) -> CostTable:
     """Costs on ``devices`` (names as on links, ``cpu:0``) of experts that wait in ``tier`` (device, host, disk).
 
+    In the tier ``device``, with a ``shape`` whose layer was measured, that layer decides and ``expert_bytes`` does not.
     Raises ``InputError`` where the calibration lacks a link that the tier needs.
     """
+    layer = layer_of(calibration, shape, len(devices)) if tier == "device" and shape is not None else None
+    if layer is not None:
+        return CostTable(
+            seconds_per_expert=(layer.fit.seconds_per_expert,) * len(devices), groups=NO_GROUPS, layer=layer
+        )
     seconds = []
     kinds: set[LinkKind] = set()
     for device in devices:

@@ -15,7 +15,6 @@ from runtime.simulate.records import SimulatedMachine
 
 DEFAULT_DEVICES = 8
 LONGEST_SECONDS = 1e6
-_NO_TABLE = "a weight type that no table knows"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,10 +110,10 @@ def _about_layer(layer: LayerModel | None, shape: ExpertShape | None, devices: i
         return f"layer times of {layer.shape.kernel} in {layer.shape.dtype} on {devices} devices{error}"
     if shape is None:
         return "the memory's speed alone; with --model its measured layers of that shape are used, where it has them"
+    weights = " or ".join(shape.dtypes) or "a weight type that no table knows"
     return (
         f"the memory's speed alone, since no layer of {shape.num_experts} experts of {shape.hidden_size} × "
-        f"{shape.intermediate_size}, {shape.top_k} per token, in {' or '.join(shape.dtypes) or _NO_TABLE} was measured on "
-        f"{devices} devices"
+        f"{shape.intermediate_size}, {shape.top_k} per token, in {weights} was measured on {devices} devices"
     )
 
 
