@@ -3,9 +3,9 @@
     python benchmarks/probe_peers.py [--disk-path FOLDER] [--rounds 3]
 
 The peer and the probe take turns, and medians are compared. STREAM's copy and triad are compiled from ``stream_copy.c``
-beside this file; fio must be installed (``apt-get install fio``), else the disk is left out. The peer's spread over its
-runs says whether the machine was quiet enough for a comparison: it is printed either way, and only a quiet machine can
-fail one.
+beside this file; fio must be installed (``apt-get install fio``), else the disk is left out. How far
+the middle half of the peer's runs lies apart says whether the machine was quiet enough for a comparison: it is printed
+either way, and only a quiet machine can fail one.
 Exit code 1 where a figure is off by more than the tolerance although the peer agrees with itself.
 """
 
@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,6 +50,12 @@ PASSES = 15
 QUIET_SHARE = 0.9
 
 
+def middle_half(rates: Sequence[float]) -> float:
+    """How far the middle half of the runs lies apart: one burst of a disk's cache says nothing of the others."""
+    low, _, high = statistics.quantiles(rates, n=4, method="inclusive") if len(rates) > 1 else (rates[0],) * 3
+    return high - low
+
+
 @dataclass(slots=True)
 class Comparison:
     """Bytes per second of each run, of the peer and of the probe, in the order taken."""
@@ -63,10 +69,12 @@ class Comparison:
     def fails(self) -> bool:
         """Print the figures; True where the probe is off although the peer agrees with itself."""
         peer, ours = statistics.median(self.peer), statistics.median(self.ours)
-        spread = (max(self.peer) - min(self.peer)) / peer
+        spread = middle_half(self.peer) / peer
         off = ours / peer - 1.0
         print(self.name)
-        print(f"  peer   {format_rate(peer)}   runs: {', '.join(map(format_rate, self.peer))}   spread {spread:.1%}")
+        print(
+            f"  peer   {format_rate(peer)}   runs: {', '.join(map(format_rate, self.peer))}   middle half {spread:.1%} wide"
+        )
         print(f"  probe  {format_rate(ours)}   runs: {', '.join(map(format_rate, self.ours))}")
         if abs(off) <= self.tolerance:
             print(f"  {off:+.1%}: within ± {self.tolerance:.0%}\n")
