@@ -72,9 +72,8 @@ class Comparison:
         spread = middle_half(self.peer) / peer
         off = ours / peer - 1.0
         print(self.name)
-        print(
-            f"  peer   {format_rate(peer)}   runs: {', '.join(map(format_rate, self.peer))}   middle half {spread:.1%} wide"
-        )
+        print(f"  peer   {format_rate(peer)}   runs: {', '.join(map(format_rate, self.peer))}")
+        print(f"         the middle half of them is {spread:.1%} wide")
         print(f"  probe  {format_rate(ours)}   runs: {', '.join(map(format_rate, self.ours))}")
         if abs(off) <= self.tolerance:
             print(f"  {off:+.1%}: within ± {self.tolerance:.0%}\n")
