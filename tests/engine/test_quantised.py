@@ -14,10 +14,14 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
 
+from caee_cli.main import app
 from runtime.experts.transfer import Request, Ticket
 from runtime.policy.types import Decision, Machine, PolicySpec, Routed, Summary, Tokens
+from runtime.trace.reader import read_trace
 from runtime.worker import RankSession
+from store.session import open_store
 
 OpenSession = Callable[..., RankSession]
 Quantised = Callable[..., Path]
@@ -244,6 +248,23 @@ def test_slots_hold_the_stored_bytes_and_no_more(
                 held = pool._stored[piece.parameter, piece.part, piece.scales][slot]
                 assert bytes(held.numpy()) == data[at : at + piece.size_bytes]
     assert found == 6
+
+
+@pytest.mark.parametrize("form", ["qwen3_moe-fp8", "gpt_oss-mxfp4"])
+def test_the_commands_take_them(quantised: Quantised, tmp_path: Path, form: str) -> None:
+    folder, store = quantised(form), str(tmp_path / "store.db")
+    prompts, trace = tmp_path / "prompts.txt", tmp_path / "t.parquet"
+    prompts.write_text("\n".join(["Hello there", "And he said"]))
+    common = ["--prompts", str(prompts), "--devices", "cpu:1", "--tier", "disk", "--max-new-tokens", "4"]
+    run = ["run", str(folder), *common, "--pairs", "1", "--no-quality", "--theta", "0.5", "--store", store, "--json"]
+    document = json.loads(CliRunner().invoke(app, run, catch_exceptions=False).stdout)
+    with open_store(store) as kept:
+        assert kept.run(document["run_id"]).workload.expert_bytes == EXPERT_BYTES[form]
+    record = ["trace", "record", str(folder), *common, "-o", str(trace), "--json"]
+    document = json.loads(CliRunner().invoke(app, record, catch_exceptions=False).stdout)
+    found = read_trace(trace)
+    assert document["tokens"] == len(found.token_step_T) == 28
+    assert found.meta.num_experts == (16 if "gpt" in form else 8)
 
 
 class Spy:
