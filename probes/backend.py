@@ -17,8 +17,9 @@ import torch
 from probes.disk import aligned_buffer
 from probes.errors import DeviceError
 
-# About 0.2 ms at GPU clocks: longer than it takes the host to queue the copies of one sample.
-_HOLD_CYCLES = 400_000
+# A matmul of this many rows and columns takes a GPU some tenths of a millisecond: longer than the host needs to queue
+# the copies of one sample.
+_HOLD_SIZE = 2048
 
 
 class Event(Protocol):
@@ -190,6 +191,7 @@ class DeviceQueue:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._module: Any = torch.get_device_module(device)
+        self._ballast: torch.Tensor | None = None
         if not self._module.is_available():
             raise DeviceError(f"{device} is not available here", hint="run `caee doctor` to see why")
 
@@ -203,10 +205,9 @@ class DeviceQueue:
             yield
 
     def hold(self) -> None:
-        spin = getattr(self._module, "_sleep", None)
-        if spin is not None:
-            with self._module.device(self._device):
-                spin(_HOLD_CYCLES)
+        if self._ballast is None:
+            self._ballast = torch.zeros((_HOLD_SIZE, _HOLD_SIZE), device=self._device)
+        torch.mm(self._ballast, self._ballast)
 
     def record(self) -> DeviceEvent:
         event = self._module.Event(enable_timing=True)

@@ -97,12 +97,13 @@ class SlotPool:
     def write(self, slot: int, pieces: Iterable[Piece], data: torch.Tensor) -> None:
         """Copy an expert's stored bytes (uint8, host, at its read's start) into ``slot`` on the current stream."""
         for piece in pieces:
-            stored = _as_stored(data[piece.start : piece.start + piece.size_bytes], TORCH_DTYPES[piece.dtype])
+            stored, dtype = data[piece.start : piece.start + piece.size_bytes], TORCH_DTYPES[piece.dtype]
             target = self._part(self.parameters[piece.parameter], slot, piece)
-            if stored.dtype != target.dtype and target.device.type != "cpu":
-                # Bytes travel as stored and are converted on the device: a converting copy would leave pinned memory.
+            odd = dtype != target.dtype or stored.data_ptr() % dtype.itemsize != 0
+            if odd and target.device.type != "cpu":
+                # Bytes travel as stored, and become numbers on the device: on the host they would leave pinned memory.
                 stored = stored.to(target.device, non_blocking=True)
-            target.copy_(stored.view(target.shape), non_blocking=True)
+            target.copy_(_as_stored(stored, dtype).view(target.shape), non_blocking=True)
 
     @staticmethod
     def _part(parameter: torch.Tensor, slot: int, piece: Piece) -> torch.Tensor:

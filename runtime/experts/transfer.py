@@ -15,14 +15,18 @@ from typing import Protocol
 import torch
 
 from probes.backend import Backend, Event
-from probes.disk import DirectFile
+from probes.disk import ALIGNMENT, DirectFile
 from probes.errors import CaeeError, RunError
+from probes.numa import near
 from probes.records import LinkMode
 from runtime.experts.index import ExpertIndex, Piece
 from runtime.experts.pool import SlotPool
 
 STAGING_BUFFERS = 4
 """Reads may run this far ahead of the device copies that empty the buffers."""
+SLAB_BYTES = (256 << 20) - ALIGNMENT
+"""Experts that wait in host memory lie together in pieces of this size: with its alignment, a power of two."""
+SLAB_ALIGNMENT = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +96,15 @@ class HostSource:
         """``mine``: the (layer, expert) pairs that this device may fetch."""
         self._pieces: dict[tuple[int, int], list[tuple[tuple[Piece, ...], torch.Tensor]]] = {}
         disk = DiskSource(index)
+        needed = sum(_rounded(read.size_bytes) for layer, expert in mine for read in index.reads[layer][expert])
+        slabs = _Slabs(backend, needed)
         try:
             staging = backend.host_buffer(disk.staging_bytes(), pinned=False)
             for layer, expert in mine:
                 kept: list[tuple[tuple[Piece, ...], torch.Tensor]] = []
 
                 def keep(pieces: tuple[Piece, ...], data: torch.Tensor, kept: list[object] = kept) -> None:  # type: ignore[assignment]  # binds the loop's list
-                    buffer = backend.host_buffer(data.numel(), pinned=True)
-                    buffer.copy_(data)
-                    kept.append((pieces, buffer))
+                    kept.append((pieces, slabs.take(data.numel()).copy_(data)))
 
                 disk.deliver(layer, expert, staging, keep)
                 self._pieces[layer, expert] = kept
@@ -118,6 +122,30 @@ class HostSource:
 
     def close(self) -> None:
         self._pieces.clear()
+
+
+class _Slabs:
+    """Host memory for many experts in few allocations: page-locked memory is handed out in powers of two only."""
+
+    def __init__(self, backend: Backend, needed_bytes: int) -> None:
+        self._backend = backend
+        self._needed = needed_bytes
+        self._left = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, size_bytes: int) -> torch.Tensor:
+        """uint8 [size_bytes], at a multiple of ``SLAB_ALIGNMENT``."""
+        size = _rounded(size_bytes)
+        if len(self._left) < size:
+            wanted = max(size, min(self._needed, SLAB_BYTES))
+            with near(self._backend.device):
+                self._left = self._backend.host_buffer(wanted, pinned=True)
+        taken, self._left = self._left[:size_bytes], self._left[size:]
+        self._needed -= size
+        return taken
+
+
+def _rounded(size_bytes: int) -> int:
+    return -(-size_bytes // SLAB_ALIGNMENT) * SLAB_ALIGNMENT
 
 
 class Ticket:
@@ -143,7 +171,8 @@ class TransferEngine:
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="expert-transfer")
         self._stream = backend.new_stream()
         size = source.staging_bytes()
-        self._staging = [backend.host_buffer(size, pinned=True) for _ in range(STAGING_BUFFERS)]
+        with near(backend.device):
+            self._staging = [backend.host_buffer(size, pinned=True) for _ in range(STAGING_BUFFERS)]
         self._emptied: list[Event | None] = [None] * STAGING_BUFFERS
         self._next = 0
 

@@ -16,7 +16,7 @@ def simulated(**faults: int) -> SimulatedBackend:
     return SimulatedBackend(link, corrupt_copy=faults.get("corrupt_copy"))
 
 
-@pytest.fixture(params=["cpu", "cuda", "simulated"])
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu), "simulated"])
 def backend(request: pytest.FixtureRequest) -> Backend:
     if request.param == "simulated":
         return simulated()

@@ -1,0 +1,61 @@
+"""Experts that wait in host memory: few allocations, every byte in its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from probes.backend import TorchBackend
+from probes.disk import ALIGNMENT
+from runtime.experts import transfer
+from runtime.experts.index import Piece, index_experts
+from runtime.experts.transfer import SLAB_BYTES, DiskSource, ExpertSource, HostSource
+
+Expert = list[tuple[tuple[Piece, ...], torch.Tensor]]
+
+
+class CountingBackend(TorchBackend):
+    """Remembers how large the host buffers are that were asked for."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.device("cpu"))
+        self.sizes: list[int] = []
+
+    def host_buffer(self, size_bytes: int, *, pinned: bool) -> torch.Tensor:
+        if pinned:
+            self.sizes.append(size_bytes)
+        return super().host_buffer(size_bytes, pinned=pinned)
+
+
+def delivered(source: ExpertSource, staging: torch.Tensor, layer: int, expert: int) -> Expert:
+    found: Expert = []
+    source.deliver(layer, expert, staging, lambda pieces, data: found.append((pieces, data.clone())))
+    return found
+
+
+@pytest.mark.parametrize("slab_bytes", [1, 30_000, SLAB_BYTES])
+def test_host_memory_holds_what_the_disk_does(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, slab_bytes: int
+) -> None:
+    monkeypatch.setattr(transfer, "SLAB_BYTES", slab_bytes)
+    index = index_experts(checkpoint("qwen3_moe"))
+    backend = CountingBackend()
+    disk = DiskSource(index)
+    staging = backend.host_buffer(disk.staging_bytes(), pinned=False)
+    every = [(layer, expert) for layer in range(len(index.reads)) for expert in range(index.num_experts)]
+    host = HostSource(index, backend, every)
+    for layer, expert in every:
+        there, here = delivered(disk, staging, layer, expert), delivered(host, staging, layer, expert)
+        assert [pieces for pieces, _ in here] == [pieces for pieces, _ in there]
+        assert all(torch.equal(one, other) for (_, one), (_, other) in zip(here, there, strict=True))
+    reads = [read.size_bytes for layer in index.reads for expert in layer for read in expert]
+    total = sum(-(-size // 64) * 64 for size in reads)
+    if slab_bytes == SLAB_BYTES:
+        assert backend.sizes == [total]
+    assert total <= sum(backend.sizes) < total + (max(reads) + 64) * len(backend.sizes)
+    assert (SLAB_BYTES + ALIGNMENT).bit_count() == 1
+    disk.close()
+    host.close()
