@@ -39,7 +39,7 @@ def stock_logits(model: Any, prompts: Prompts, steps: int) -> list[torch.Tensor]
         logits: torch.Tensor = output.logits[:, -1]
         return logits
 
-    return _greedy(step, prompts, steps)
+    return _greedy(step, prompts, steps, model.device)
 
 
 def engine_logits(
@@ -54,14 +54,14 @@ def engine_logits(
         records.append(record)
         return logits
 
-    return _greedy(step, prompts, steps), records
+    return _greedy(step, prompts, steps, model.device), records
 
 
 @torch.inference_mode()
-def _greedy(step: Step, prompts: Prompts, steps: int) -> list[torch.Tensor]:
+def _greedy(step: Step, prompts: Prompts, steps: int, device: torch.device) -> list[torch.Tensor]:
     width = max(len(prompt) for prompt in prompts)
-    ids = torch.tensor([[PAD] * (width - len(prompt)) + list(prompt) for prompt in prompts])
-    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    ids = torch.tensor([[PAD] * (width - len(prompt)) + list(prompt) for prompt in prompts], device=device)
+    mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=device)
     found: list[torch.Tensor] = []
     for number in range(steps):
         positions = (mask.cumsum(1) - 1).clamp(min=0)[:, -ids.shape[1] :]
@@ -101,7 +101,7 @@ def masked_logits(
         logits: torch.Tensor = output.logits[:, -1]
         return logits
 
-    return _greedy(step, prompts, len(dispatched))
+    return _greedy(step, prompts, len(dispatched), model.device)
 
 
 def _logits_of(module: torch.nn.Module, parent: torch.nn.Module) -> list[torch.Tensor]:
