@@ -59,7 +59,13 @@ browser:
 	  || { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get -qq update >/dev/null && apt-get -qq install -y chromium >/dev/null; } \
 	  || echo "no Chromium here: the report's browser tests will be skipped"
 
-bench: $(BIN)/.wheel $(BIN)/.tools
+# What `make bench` compares with.
+$(BIN)/.peers: $(BIN)/.dependencies
+	$(BIN)/python tools/requirements.py pyproject.toml --extra bench > $(VENV)/peers.txt
+	$(BIN)/pip install --quiet -c constraints.txt -r $(VENV)/peers.txt
+	touch $@
+
+bench: $(BIN)/.wheel $(BIN)/.tools $(BIN)/.peers
 	$(BIN)/python benchmarks/run.py
 
 # For working on the project: an editable installation beside the wheel's.

@@ -27,7 +27,7 @@ from runtime.options import STAGING_SLOTS
 
 CACHE_EXPERTS = 32
 LAYERS, EXPERTS = 8, 64
-POLL_SECONDS = 0.05
+POLL_SECONDS = 0.2
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ with the project: they are looked for in ``$CAEE_BENCH_DATA``, and what needs th
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import subprocess
 import sys
@@ -23,19 +24,22 @@ TABLES = tuple(DATA / "hw" / "moe_kernels" / f"{gpu}_sxm_moe_vllm_0.24.0_moe_per
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """A script, what it shows, its arguments, and the data without which it is skipped."""
+    """A script, what it shows, its arguments, and the data and modules without which it is skipped."""
 
     script: str
     shows: str
     arguments: tuple[str | Path, ...] = ()
     needs: tuple[Path, ...] = ()
+    modules: tuple[str, ...] = ()
 
 
 BENCHMARKS = (
     Benchmark("decision.py", "decision time against plain routing, in torch and compiled"),
     Benchmark("simulate.py", "simulator against the plain reference, and how it scales", ("--trace", TRACE), (TRACE,)),
     Benchmark("policy_grid.py", "every policy on every cache, on real traffic", (TRACE,), (TRACE,)),
-    Benchmark("engine.py", "decode step against the stock model; fetching against the probe's raw reads"),
+    Benchmark("engine.py", "decode step against the stock model; overlap; fetching against the probe's raw path"),
+    Benchmark("offload.py", "decoding from disk against transformers' own disk offload", modules=("accelerate",)),
+    Benchmark("memory.py", "memory of a run on a checkpoint of 6 GB"),
     Benchmark("trace_record.py", "what recording costs"),
     Benchmark("kernel_tables.py", "layer times predicted from activated experts", TABLES, TABLES),
     Benchmark("probe_peers.py", "memory and disk beside STREAM and fio"),
@@ -58,6 +62,7 @@ def _run(benchmark: Benchmark) -> str:
     sys.stdout.write(f"\n== {benchmark.script}: {benchmark.shows}\n")
     sys.stdout.flush()
     missing = [path.name for path in benchmark.needs if not path.exists()]
+    missing += [module for module in benchmark.modules if importlib.util.find_spec(module) is None]
     if missing:
         return f"skipped  {benchmark.script}: {missing[0]} is not here"
     start = time.perf_counter()
