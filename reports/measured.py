@@ -22,6 +22,7 @@ from probes.records import (
 )
 from probes.text import printable
 from probes.units import format_rate, format_seconds, format_size
+from reports.remarks import grouped_remarks, link_name
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -45,7 +46,7 @@ def probe_tables(probe: Probe) -> list[RenderableType]:
         table,
         *_lines(_waived(probe.links)),
         *_lines(_groups(probe.link_groups)),
-        *_lines(_remark(link, (*((link.reason,) if link.reason else ()), *link.warnings)) for link in measured),
+        *_lines(grouped_remarks((link, (*filter(None, [link.reason]), *link.warnings)) for link in measured)),
         *_lines(probe.warnings),
     ]
 
@@ -63,7 +64,7 @@ def calibration_tables(calibration: Calibration) -> list[RenderableType]:
         *([layers_table(calibration.layers)] if calibration.layers else []),
         *([_facts_table(calibration.facts)] if calibration.facts else []),
         *_lines(_groups(calibration.link_groups)),
-        *_lines(_remark(model, model.warnings) for model in calibration.models),
+        *_lines(grouped_remarks((model, model.warnings) for model in calibration.models)),
         *_lines(calibration.warnings),
     ]
 
@@ -127,7 +128,7 @@ def _link_row(link: LinkMeasurement) -> tuple[str | Text, ...]:
     smallest = min(link.samples, key=lambda sample: sample.size_bytes, default=None)
     latency = sorted(smallest.seconds)[len(smallest.seconds) // 2] if smallest else None
     return (
-        _name(link),
+        link_name(link),
         _together(link),
         _status(link.status),
         format_rate(rates.median) if rates else "–",
@@ -147,7 +148,7 @@ def _model_row(model: LinkModel) -> tuple[str | Text, ...]:
         beta += f" ({format_seconds(low)} – {format_seconds(high)})"
     segments = f" ({len(model.segments)})" if model.segments else ""
     return (
-        _name(model),
+        link_name(model),
         _together(model),
         f"{model.form}{segments}",
         f"{model.alpha:.3f}",
@@ -187,14 +188,6 @@ def _waived(links: Sequence[LinkMeasurement]) -> list[str]:
     return [f"not measured: {', '.join(names)}: {reason}" for reason, names in by_reason.items()]
 
 
-def _remark(link: LinkMeasurement | LinkModel, remarks: Sequence[str]) -> str:
-    """The first remark of a link; the record holds them all."""
-    if not remarks:
-        return ""
-    more = f" (and {len(remarks) - 1} more in `caee store show`)" if len(remarks) > 1 else ""
-    return f"{_name(link)}, {_together(link)}: {remarks[0]}{more}"
-
-
 def _groups(groups: Sequence[LinkGroup]) -> list[str]:
     return [
         f"devices {', '.join(map(str, group.devices))} share {group.kind.replace('_', ' ')}: factor {group.factor:.2f} "
@@ -205,11 +198,6 @@ def _groups(groups: Sequence[LinkGroup]) -> list[str]:
 
 def _devices(devices: Sequence[Device]) -> str:
     return f"{len(devices)} × {devices[0].name} ({devices[0].kind})"
-
-
-def _name(link: LinkMeasurement | LinkModel) -> str:
-    mode = f" ({link.mode})" if link.mode else ""
-    return f"{link.kind.replace('_', ' ')} {link.source} → {link.destination}{mode}"
 
 
 def _together(link: LinkMeasurement | LinkModel) -> str:
