@@ -16,7 +16,7 @@ import numpy.typing as npt
 from runtime.cache import NEVER, CacheBook
 from runtime.policy.loads import f_of_loads
 from runtime.policy.make import make_policy
-from runtime.policy.types import GROUP_UNIT, PICOSECONDS, Machine, Tokens
+from runtime.policy.types import GROUP_UNIT, PICOSECONDS, Machine, Policy, Tokens
 from runtime.prefetch import prefetch_idle
 from runtime.simulate.batches import Block, Rows
 from runtime.simulate.lookahead import NextUse
@@ -52,6 +52,16 @@ class PolicyPass:
             after_LD=np.zeros((layers, machine.devices), np.int64),
             gaps=np.zeros(experts + 1, np.int64),
         )
+
+    @property
+    def policy(self) -> Policy:
+        """With whatever it has learned so far."""
+        return self._policy
+
+    @property
+    def books(self) -> tuple[CacheBook, ...]:
+        """Every device's cache as it is now; none where experts are in device memory."""
+        return tuple(self._books)
 
     def counts(self) -> Counts:
         return self._counts

@@ -73,39 +73,19 @@ class ReplayExecution(ExpertExecution):
     @torch.inference_mode()
     def step(self, rows: Rows, policy: Policy) -> StepRecord:
         """One decode step of all layers: bytes move and are multiplied."""
-        context = self._begin(rows, policy)
+        context = StepContext(np.ones(len(rows), np.bool_), policy, prefill=False)
+        self._rows = rows
+        self.start_step(context)
         hidden_TH = self._hidden_TH[: len(rows)]
         for layer in range(self.num_layers):
             self._forward(layer, self._kernel, hidden_TH, *self._routing(rows, layer))
         return context.record
-
-    @torch.inference_mode()
-    def advance(self, rows: Rows, policy: Policy) -> None:
-        """The same step on paper: policy and books go on, no byte moves, and what the slots really hold stays known."""
-        held = self._held.copy()
-        context = self._begin(rows, policy)
-        for layer in range(self.num_layers):
-            ids, weights = self._routing(rows, layer)
-            own_TK = ids.cpu().numpy().astype(np.int64)
-            ids_TK, _ = self._route(layer, context, own_TK, ids, weights)
-            self._plan(layer, context, ids_TK, own_TK)
-        self._held[:] = held
-
-    def load(self) -> None:
-        """Bring into the slots what the books say is there."""
-        self.restore(self.snapshot())
 
     def held(self) -> list[tuple[int, int, int]]:
         """(slot, layer, expert) of every cache slot that holds one."""
         return [
             (int(slot), *divmod(int(self._held[slot]), self.num_experts)) for slot in np.flatnonzero(self._held >= 0)
         ]
-
-    def _begin(self, rows: Rows, policy: Policy) -> StepContext:
-        context = StepContext(np.ones(len(rows), np.bool_), policy, prefill=False)
-        self._rows = rows
-        self.start_step(context)
-        return context
 
     def _routing(self, rows: Rows, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         """What a router would return: ids and weights [T, K], on the device."""

@@ -28,7 +28,6 @@ from runtime.execution import Layout
 from runtime.experts.transfer import STAGING_BUFFERS, ExpertSource, Request, TransferEngine
 from runtime.options import STAGING_SLOTS
 from runtime.parallel import Ranks, contiguous_placement, join, leave
-from runtime.policy.make import make_policy
 from runtime.policy.spec import parse_policy, resolve
 from runtime.policy.types import PolicySpec
 from runtime.rank import (
@@ -40,6 +39,10 @@ from runtime.rank import (
     without_garbage_collection,
 )
 from runtime.recording import PassRecord, StepRecord
+from runtime.simulate.placement import make_placement
+from runtime.simulate.prepare import prepare
+from runtime.simulate.records import PassSpec, SimulatedMachine
+from runtime.simulate.reference import PolicyPass
 from runtime.tracerun.content import ExpertContent
 from runtime.tracerun.execution import ReplayExecution
 from runtime.tracerun.kernel import STORED_DTYPES, BytePool, ExpertWeights, slot_bytes, stand_in_sets, stored_dtype
@@ -55,6 +58,8 @@ DRAIN_SECONDS = (0.25, 2.0)
 """A disk that was at rest is read for as long as it rested, within these bounds, before a pass is timed: one that is
 throttled by credit gained some meanwhile."""
 CHECKED_SLOTS = 64
+UNKNOWN_SECONDS = 1e-3
+"""Of an expert, without a calibration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,19 +173,16 @@ class TraceRunSession:
     def run_pass(self, chosen: PolicySpec, *, steps: int | None = None) -> PassRecord:
         """The warm-up on paper, then ``steps`` measured ones (default: all)."""
         traffic = self.options.traffic
-        policy = make_policy(chosen, offloading=self.options.offloading)
-        for book, snapshot in zip(self.execution.books, self._start, strict=True):
-            book.restore(snapshot)
-        for number in range(traffic.warmup_steps):
-            self.execution.advance(traffic.step(number), policy)
-        self.execution.load()
+        warm = self._warmed_up(chosen)
+        # Nobody's caches are filled with what the books say until the clock is about to start.
+        self.execution.restore([book.snapshot() for book in warm.books] or self._start)
         self._drain()
         records: list[StepRecord] = []
         self.ranks.barrier()
         with without_garbage_collection():
             begin = last = time.perf_counter()
             for number in range(traffic.warmup_steps, traffic.warmup_steps + (steps or traffic.steps)):
-                record = self.execution.step(traffic.step(number), policy)
+                record = self.execution.step(traffic.step(number), warm.policy)
                 self.backend.synchronize()
                 now = time.perf_counter()
                 record.seconds, last = now - last, now
@@ -188,6 +190,26 @@ class TraceRunSession:
                 records.append(record)
         self._read_until = time.monotonic()
         return PassRecord(ttft_seconds=None, tpot_seconds=(last - begin) / len(records), token_ids=[], steps=records)
+
+    def _warmed_up(self, chosen: PolicySpec) -> PolicyPass:
+        """The simulator's own pass over the warm-up steps."""
+        options, traffic, world = self.options, self.options.traffic, self.ranks.world
+        costs = self.costs or uniform_costs(UNKNOWN_SECONDS, world)
+        spec = PassSpec(
+            policy=chosen,
+            cache=parse_cache(options.cache) if options.offloading else None,
+            cache_experts=self.layout.cache_slots if options.offloading else None,
+            placement=make_placement(
+                "contiguous", layers=options.layers, experts=options.shape.num_experts, devices=world, loads_LN=None
+            ),
+            machine=SimulatedMachine(tier=options.tier, costs=costs),
+        )
+        on_paper = PolicyPass(spec)
+        if traffic.warmup_steps:
+            block = traffic.warmup
+            prepared = prepare(block.offsets_S1, block.rows.ids_RLK, block.rows.gates_RLK, options.shape.num_experts)
+            on_paper.run(block, prepared, None, block.steps)
+        return on_paper
 
     def check_bytes(self, most: int = CHECKED_SLOTS) -> int:
         """Compare the bytes in up to ``most`` cache slots with what was stored for their experts; how many there were.
@@ -217,7 +239,7 @@ class TraceRunSession:
             names = [device.name_on_link for device in self.devices]
             costs = cost_table(options.calibration, options.tier, names, options.shape.expert_bytes)
         # Without a calibration all experts cost the same: policies only compare costs.
-        decisive = costs or uniform_costs(1e-3, world)
+        decisive = costs or uniform_costs(UNKNOWN_SECONDS, world)
         return costs, Layout(
             placement_N=self.placement_N,
             devices=world,

@@ -57,6 +57,12 @@ class Traffic:
         return self.rows.cut(int(self.offsets_S1[number]), int(self.offsets_S1[number + 1]))
 
     @property
+    def warmup(self) -> Block:
+        """The steps of the warm-up."""
+        offsets = self.offsets_S1[: self.warmup_steps + 1]
+        return Block(offsets_S1=offsets, rows=self.rows.cut(0, int(offsets[-1])))
+
+    @property
     def most_rows(self) -> int:
         """Rows of the largest step."""
         return int(np.diff(self.offsets_S1).max())
