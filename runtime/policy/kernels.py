@@ -207,6 +207,37 @@ def sort_by_importance(order: Ints, count: int, importance_N: Ints) -> None:
 
 
 @compiled
+def expand(
+    candidates: Ints,
+    importance_N: Ints,
+    device_N: Ints,
+    paid_N: Ints,
+    starts_G1: Ints,
+    members: Ints,
+    factors_G: Ints,
+    f_base: int,
+    load_D: Ints,
+    kept_N: Bools,
+) -> None:
+    """Keep each of ``candidates``, by importance descending (ties: lower id), that leaves F within ``f_base``.
+
+    ``candidates`` is put in that order; ``load_D`` and ``kept_N`` are added to. Allocates nothing.
+    """
+    sort_by_importance(candidates, len(candidates), importance_N)
+    for at in range(len(candidates)):
+        expert = candidates[at]
+        device = device_N[expert]
+        load_D[device] += paid_N[expert]
+        fits = load_D[device] <= f_base
+        for group in range(len(factors_G)):
+            fits = fits and _shared(load_D, starts_G1, members, factors_G, group) <= f_base
+        if fits:
+            kept_N[expert] = True
+        else:
+            load_D[device] -= paid_N[expert]
+
+
+@compiled
 def decide_caee(
     importance_N: Ints,
     mandatory_N: Bools,
@@ -232,18 +263,7 @@ def decide_caee(
         if active_N[expert] and not kept_N[expert] and load_D[device_N[expert]] + paid_N[expert] <= f_base:
             order[count] = expert
             count += 1
-    sort_by_importance(order, count, importance_N)
-    for at in range(count):
-        expert = order[at]
-        device = device_N[expert]
-        load_D[device] += paid_N[expert]
-        fits = load_D[device] <= f_base
-        for group in range(len(factors_G)):
-            fits = fits and _shared(load_D, starts_G1, members, factors_G, group) <= f_base
-        if fits:
-            kept_N[expert] = True
-        else:
-            load_D[device] -= paid_N[expert]
+    expand(order[:count], importance_N, device_N, paid_N, starts_G1, members, factors_G, f_base, load_D, kept_N)
     return f_base
 
 

@@ -5,173 +5,254 @@ over all experts nor its sum is needed: shares and weights are ratios of exp(log
 hand. Decides as ``runtime.policy.fast.Caee`` does with those exponentials for scores (compensation ``active``,
 reselect ``affected``, renormalize ``survivors``). Importing this module imports numba. Shapes as in
 ``runtime.policy.types``.
+
+A call of a microsecond has no time for arrays of its own: whatever it needs besides its outputs is in a workspace, and
+each array that is handed over counts. The rows are gone through once for the router and the summary; a second time
+only where an expert was pruned, and then only those tokens' lost slots are looked for.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 
 import numpy as np
 
 from probes.errors import UsageError
-from runtime.compile import compiled
-from runtime.policy.kernels import decide_caee, mark_above, mark_prefixes, shares, summarise
-from runtime.policy.loads import cheapest_replicas
+from runtime.compile import compiled_without_allocations
+from runtime.policy.kernels import expand, f_of
+from runtime.policy.loads import Layer, cheapest_replicas
 from runtime.policy.shares import threshold
 from runtime.policy.spec import format_policy
-from runtime.policy.types import Bools, Floats, Ints, Machine, PolicySpec
+from runtime.policy.types import SHARE_UNIT, Bools, Floats, Ints, Machine, PolicySpec
 
 CIR, SCORE = 0, 1
 
 
-@compiled
-def choose_top_k(logits_TN: Floats, ids_TK: Ints, best_TK: Floats) -> None:
-    """The K highest of each row, descending (ties: lower id), and their logits."""
-    tokens, num_experts = logits_TN.shape
-    slots = ids_TK.shape[1]
-    for row in range(tokens):
-        count = 0
-        for expert in range(num_experts):
-            value = logits_TN[row, expert]
-            if count == slots:
-                if value <= best_TK[row, slots - 1]:
-                    continue
-                count -= 1
-            at = count
-            while at > 0 and best_TK[row, at - 1] < value:
-                best_TK[row, at] = best_TK[row, at - 1]
-                ids_TK[row, at] = ids_TK[row, at - 1]
-                at -= 1
-            best_TK[row, at] = value
-            ids_TK[row, at] = expert
-            count += 1
-
-
-@compiled
-def choose_kept(logits_TN: Floats, row: int, kept: Ints, ids_TK: Ints, best_TK: Floats) -> int:
-    """``choose_top_k`` of one row among the experts ``kept`` (ascending); how many, the other slots −1."""
-    slots = ids_TK.shape[1]
+@compiled_without_allocations
+def choose_top_k(logits_N: Floats, ids_K: Ints, best_K: Floats) -> None:
+    """The K highest of a row, descending (ties: lower id), and their logits."""
+    slots = len(ids_K)
     count = 0
-    for at_kept in range(len(kept)):
-        value = logits_TN[row, kept[at_kept]]
+    for expert in range(len(logits_N)):
+        value = logits_N[expert]
         if count == slots:
-            if value <= best_TK[row, slots - 1]:
+            if value <= best_K[slots - 1]:
                 continue
             count -= 1
         at = count
-        while at > 0 and best_TK[row, at - 1] < value:
-            best_TK[row, at] = best_TK[row, at - 1]
-            ids_TK[row, at] = ids_TK[row, at - 1]
+        while at > 0 and best_K[at - 1] < value:
+            best_K[at] = best_K[at - 1]
+            ids_K[at] = ids_K[at - 1]
             at -= 1
-        best_TK[row, at] = value
-        ids_TK[row, at] = kept[at_kept]
+        best_K[at] = value
+        ids_K[at] = expert
         count += 1
+
+
+@compiled_without_allocations
+def exponentials(best_K: Floats, count: int, gates_K: Floats) -> float:
+    """exp(logit − the highest) of the first ``count`` logits, in descending order, and their sum; 0 beyond."""
+    total = 0.0
+    for slot in range(count):
+        gates_K[slot] = math.exp(np.float64(best_K[slot]) - np.float64(best_K[0]))
+        total += gates_K[slot]
+    for slot in range(count, len(best_K)):
+        gates_K[slot] = 0.0
+    return total
+
+
+@compiled_without_allocations
+def route_plain(logits_TN: Floats, gates_K: Floats, ids_TK: Ints, weights_TK: Floats) -> None:
+    """The router alone: softmax, top-k, renormalise. ``gates_K``: room to work in."""
+    for row in range(len(ids_TK)):
+        best_K = weights_TK[row]
+        choose_top_k(logits_TN[row], ids_TK[row], best_K)
+        total = exponentials(best_K, len(best_K), gates_K)
+        for slot in range(len(best_K)):
+            weights_TK[row, slot] = gates_K[slot] / total
+
+
+@compiled_without_allocations
+def mark_prefix(ids_K: Ints, q_K: Ints, least: int, marks_N: Ints) -> None:
+    """Rule ``cir`` for a token whose shares descend: mark the shortest non-empty prefix with Σq ≥ ``least``."""
+    slots = len(ids_K)
+    total, end = 0, 0
+    while end < slots and (end == 0 or total < least):
+        total += q_K[end]
+        end += 1
+    # Of equal shares that it ends among, those of lower id are in the prefix, whatever their logits' last bits say.
+    share = q_K[end - 1]
+    start = end - 1
+    while start > 0 and q_K[start - 1] == share:
+        start -= 1
+    for slot in range(start):
+        marks_N[ids_K[slot]] = 1
+    if end == slots or q_K[end] != share:
+        for slot in range(start, end):
+            marks_N[ids_K[slot]] = 1
+        return
+    for slot in range(start, slots):
+        if q_K[slot] == share:
+            lower = 0
+            for other in range(start, slots):
+                lower += q_K[other] == share and ids_K[other] < ids_K[slot]
+            if lower < end - start:
+                marks_N[ids_K[slot]] = 1
+
+
+@compiled_without_allocations
+def mark_above(active_A: Ints, importance_N: Ints, least: int, marks_N: Ints) -> None:
+    """Rule ``score``: mark active experts with I ≥ ``least``; if there is none, the one of highest I."""
+    highest, found = -1, 0
+    for at in range(len(active_A)):
+        expert = active_A[at]
+        above = importance_N[expert] >= least
+        marks_N[expert] = above
+        found += above
+        if highest < 0 or importance_N[expert] > importance_N[highest]:
+            highest = expert
+    if found == 0 and highest >= 0:
+        marks_N[highest] = 1
+
+
+@compiled_without_allocations
+def refill(logits_N: Floats, kept_A: Ints, kept_N: Bools, ids_K: Ints, best_K: Floats) -> int:
+    """A token's survivors, then the best other kept experts in its lost slots; how many, the other slots −1.
+
+    ``kept_A`` ascends. The choice ``ids_K`` was the best of all experts, so every other one comes after all of it.
+    """
+    slots = len(ids_K)
+    last = ids_K[slots - 1]
+    lowest = logits_N[last]
+    held = 0
+    for slot in range(slots):
+        expert = ids_K[slot]
+        if kept_N[expert]:
+            ids_K[held] = expert
+            best_K[held] = logits_N[expert]
+            held += 1
+    count = held
+    for at_kept in range(len(kept_A)):
+        expert = kept_A[at_kept]
+        value = logits_N[expert]
+        if count == slots and value <= best_K[slots - 1]:
+            continue
+        if value > lowest or (value == lowest and expert <= last):
+            continue  # of the choice
+        at = count if count < slots else slots - 1
+        while at > held and best_K[at - 1] < value:
+            best_K[at] = best_K[at - 1]
+            ids_K[at] = ids_K[at - 1]
+            at -= 1
+        best_K[at] = value
+        ids_K[at] = expert
+        if count < slots:
+            count += 1
     for slot in range(count, slots):
-        ids_TK[row, slot] = -1
+        ids_K[slot] = -1
+        best_K[slot] = 0.0
     return count
 
 
-@compiled
-def exponentials(best_TK: Floats, row: int, count: int, gates_TK: Floats) -> None:
-    """exp(logit − the row's highest) of the first ``count`` logits, in descending order; 0 beyond."""
-    for slot in range(best_TK.shape[1]):
-        distance = np.float64(best_TK[row, slot]) - np.float64(best_TK[row, 0])
-        gates_TK[row, slot] = math.exp(distance) if slot < count else 0.0
-
-
-@compiled
-def normalise(gates_TK: Floats, row: int, weights_TK: Floats) -> None:
-    """A row's gates over their sum."""
-    total = 0.0
-    for slot in range(gates_TK.shape[1]):
-        total += gates_TK[row, slot]
-    for slot in range(gates_TK.shape[1]):
-        weights_TK[row, slot] = gates_TK[row, slot] / total
-
-
-@compiled
-def route_plain(logits_TN: Floats, ids_TK: Ints, weights_TK: Floats) -> None:
-    """The router alone: softmax, top-k, renormalise."""
-    best_TK = np.empty(ids_TK.shape, logits_TN.dtype)
-    gates_TK = np.empty(ids_TK.shape)
-    choose_top_k(logits_TN, ids_TK, best_TK)
-    for row in range(len(ids_TK)):
-        exponentials(best_TK, row, ids_TK.shape[1], gates_TK)
-        normalise(gates_TK, row, weights_TK)
-
-
-@compiled
+@compiled_without_allocations
 def route_caee(
     logits_TN: Floats,
     rule: int,
     least: int,
-    device_N: Ints,
-    paid_N: Ints,
-    starts_G1: Ints,
-    members: Ints,
-    factors_G: Ints,
-    load_D: Ints,
+    devices: int,
+    groups: int,
+    layer: Ints,
+    work: Ints,
+    gates_K: Floats,
     kept_N: Bools,
     ids_TK: Ints,
     weights_TK: Floats,
 ) -> int:
     """The router and the decision; returns F_base. ``least``: round(θ·2³⁰), less K for ``CIR``.
 
-    All rows are real tokens, and logits are finite. ``load_D``, ``kept_N``, ``ids_TK`` and ``weights_TK`` are written.
+    All rows are real tokens, and logits are finite. ``layer``: as ``packed_layer`` makes it. ``work``: 4·N + K + D;
+    its last D are the loads of the kept set. ``kept_N``, ``ids_TK`` and ``weights_TK`` are written, too.
     """
     tokens, num_experts = logits_TN.shape
     slots = ids_TK.shape[1]
-    own_TK = np.empty(ids_TK.shape, np.int64)
-    best_TK = np.empty(ids_TK.shape, logits_TN.dtype)
-    gates_TK = np.empty(ids_TK.shape)
-    q_TK = np.empty(ids_TK.shape, np.int64)
-    mask_T = np.ones(tokens, np.bool_)
-    importance_N = np.zeros(num_experts, np.int64)
-    active_N = np.zeros(num_experts, np.bool_)
-    mandatory_N = np.zeros(num_experts, np.bool_)
+    device_N, paid_N = layer[:num_experts], layer[num_experts : 2 * num_experts]
+    after = 2 * num_experts
+    starts_G1, factors_G = layer[after : after + groups + 1], layer[after + groups + 1 : after + 2 * groups + 1]
+    members = layer[after + 2 * groups + 1 :]
+    importance_N, marks_N = work[:num_experts], work[num_experts : 2 * num_experts]
+    active_A, order = work[2 * num_experts : 3 * num_experts], work[3 * num_experts : 4 * num_experts]
+    q_K, load_D = work[4 * num_experts : 4 * num_experts + slots], work[4 * num_experts + slots :]
 
-    choose_top_k(logits_TN, own_TK, best_TK)
+    importance_N[:] = -1  # not active
+    marks_N[:] = 0
     for row in range(tokens):
-        exponentials(best_TK, row, slots, gates_TK)
-    shares(own_TK, gates_TK, mask_T, q_TK)
-    summarise(own_TK, q_TK, mask_T, importance_N, active_N)
-    if rule == CIR:
-        mark_prefixes(own_TK, q_TK, mask_T, least, mandatory_N)
+        ids_K, weights_K = ids_TK[row], weights_TK[row]
+        choose_top_k(logits_TN[row], ids_K, weights_K)
+        total = exponentials(weights_K, slots, gates_K)
+        for slot in range(slots):
+            share = gates_K[slot] / total
+            weights_K[slot] = share
+            q_K[slot] = np.int64(np.rint(share * SHARE_UNIT))
+            importance_N[ids_K[slot]] = max(importance_N[ids_K[slot]], 0) + q_K[slot]
+        if rule == CIR:
+            mark_prefix(ids_K, q_K, least, marks_N)
 
-    # The decision over the active experts alone, in ascending id, which keeps every tie as it is: few tokens are quick.
-    active = np.flatnonzero(active_N)
-    importance_A, device_A, paid_A = importance_N[active], device_N[active], paid_N[active]
-    mandatory_A, active_A = mandatory_N[active], np.ones(len(active), np.bool_)
-    kept_A = np.empty(len(active), np.bool_)
+    active = 0
+    for expert in range(num_experts):
+        active_A[active] = expert
+        active += importance_N[expert] >= 0
+    active_A = active_A[:active]
     if rule == SCORE:
-        mark_above(importance_A, active_A, least, mandatory_A)
-    f_base = decide_caee(
-        importance_A, mandatory_A, active_A, device_A, paid_A, starts_G1, members, factors_G, load_D, kept_A
-    )
-    kept = active[kept_A]
-    kept_N[:] = False
-    for at in range(len(kept)):
-        kept_N[kept[at]] = True
+        mark_above(active_A, importance_N, least, marks_N)
+    load_D[:] = 0
+    for at in range(active):
+        load_D[device_N[active_A[at]]] += paid_N[active_A[at]] * marks_N[active_A[at]]
+    f_base = f_of(load_D, starts_G1, members, factors_G)
 
+    kept_N[:] = False
+    candidates = 0
+    for at in range(active):
+        expert = active_A[at]
+        paid = paid_N[expert]
+        kept_N[expert] = marks_N[expert] != 0 or paid == 0
+        order[candidates] = expert
+        # What does not fit at once never will: loads only grow.
+        candidates += not kept_N[expert] and load_D[device_N[expert]] + paid <= f_base
+    expand(order[:candidates], importance_N, device_N, paid_N, starts_G1, members, factors_G, f_base, load_D, kept_N)
+    kept = 0
+    for at in range(active):
+        order[kept] = active_A[at]
+        kept += kept_N[active_A[at]]
+    if kept == active:
+        return f_base
+    kept_A = order[:kept]
     for row in range(tokens):
+        ids_K, weights_K = ids_TK[row], weights_TK[row]
         lost = False
         for slot in range(slots):
-            lost = lost or not kept_N[own_TK[row, slot]]
-            ids_TK[row, slot] = own_TK[row, slot]
+            lost |= not kept_N[ids_K[slot]]
         if lost:
-            # The choice was the best of all experts, so survivors and refills together are the best of the kept.
-            count = choose_kept(logits_TN, row, kept, ids_TK, best_TK)
-            exponentials(best_TK, row, count, gates_TK)
-        normalise(gates_TK, row, weights_TK)
+            count = refill(logits_TN[row], kept_A, kept_N, ids_K, weights_K)
+            total = exponentials(weights_K, count, gates_K)
+            for slot in range(slots):
+                weights_K[slot] = gates_K[slot] / total
     return f_base
+
+
+def packed_layer(layer: Layer) -> Ints:
+    """Device and R·c of every expert, then starts, factors and members of the link groups, in one array."""
+    groups = layer.groups
+    parts: Sequence[Ints] = (layer.device_N, layer.paid_N, groups.starts_G1, groups.factors_G, groups.members)
+    return np.concatenate(parts).astype(np.int64)
 
 
 class SoftmaxCaee:
     """A softmax router with ``caee`` for one layer of one machine; call it with logits [T, N] of real tokens.
 
-    Returns ids [T, K] int64 and weights [T, K] in the type of the logits, in buffers that the
-    next call with as many tokens overwrites; then ``kept_N``, ``load_D`` and ``f_base`` (picoseconds) are those of the
+    Returns ids [T, K] int64 and weights [T, K] in the type of the logits, in buffers that the next call with as many
+    tokens overwrites; then ``kept_N``, ``load_D`` and ``f_base`` (picoseconds) are those of the
     call. ``spec`` is a resolved ``caee`` with ``active``, ``affected``, ``survivors`` and without ``ceiling``.
     """
 
@@ -180,33 +261,27 @@ class SoftmaxCaee:
         if dataclasses.replace(spec, parameters={}) != wanted or "ceiling" in spec.parameters:
             raise UsageError(f"the one-call router does not do {format_policy(spec)}", hint="use make_policy")
         layer = cheapest_replicas(machine)
+        num_experts = len(layer.device_N)
         cir = spec.parameters["rule"] == "cir"
         theta = threshold(float(spec.parameters["theta"]))
-        self.kept_N: Bools = np.zeros(len(layer.device_N), dtype=np.bool_)
-        self.load_D: Ints = np.zeros(layer.devices, dtype=np.int64)
+        least = theta - top_k if cir else min(theta, np.iinfo(np.int64).max)
+        work = np.zeros(4 * num_experts + top_k + layer.devices, dtype=np.int64)
+        self.kept_N: Bools = np.zeros(num_experts, dtype=np.bool_)
+        self.load_D: Ints = work[4 * num_experts + top_k :]
         self.f_base = 0
         self._top_k = top_k
-        self._rule = (CIR, theta - top_k) if cir else (SCORE, min(theta, np.iinfo(np.int64).max))
-        self._layer = layer
-        self._buffers: dict[int, tuple[Ints, Floats]] = {}
+        self._fixed = (
+            *(CIR if cir else SCORE, least, layer.devices, len(layer.groups.factors_G)),
+            *(packed_layer(layer), work, np.zeros(top_k), self.kept_N),
+        )
+        self._buffers: dict[tuple[int, int], tuple[Ints, Floats]] = {}
 
     def __call__(self, logits_TN: Floats) -> tuple[Ints, Floats]:
-        buffers = self._buffers.get(len(logits_TN))
+        key = len(logits_TN), logits_TN.dtype.num
+        buffers = self._buffers.get(key)
         if buffers is None:
             shape = (len(logits_TN), self._top_k)
             buffers = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=logits_TN.dtype)
-            self._buffers[len(logits_TN)] = buffers
-        layer, groups = self._layer, self._layer.groups
-        self.f_base = route_caee(
-            logits_TN,
-            *self._rule,
-            layer.device_N,
-            layer.paid_N,
-            groups.starts_G1,
-            groups.members,
-            groups.factors_G,
-            self.load_D,
-            self.kept_N,
-            *buffers,
-        )
+            self._buffers[key] = buffers
+        self.f_base = route_caee(logits_TN, *self._fixed, *buffers)
         return buffers

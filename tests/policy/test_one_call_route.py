@@ -30,17 +30,26 @@ def exponentials(logits_TN: Any) -> Any:
     return np.array(rows).reshape(logits_TN.shape)
 
 
+POLICIES = ["caee:rule=cir,theta=0.5", "caee:rule=score,theta=0.9", "caee:rule=score,theta=99", "caee"]
+
+
 @settings(max_examples=200, deadline=None, derandomize=True)
-@given(
-    seed=st.integers(0, 2**32 - 1),
-    text=st.sampled_from(["caee:rule=cir,theta=0.5", "caee:rule=score,theta=0.9", "caee:rule=score,theta=99", "caee"]),
-    resident=st.booleans(),
-)
+@given(seed=st.integers(0, 2**32 - 1), text=st.sampled_from(POLICIES), resident=st.booleans())
 def test_decides_as_the_three_stages(seed: int, text: str, resident: bool) -> None:
+    check_against_the_stages(seed, text, resident=resident, most_experts=40, most_tokens=8)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(seed=st.integers(0, 2**32 - 1), text=st.sampled_from(POLICIES), resident=st.booleans())
+def test_decides_as_the_three_stages_on_large_layers(seed: int, text: str, resident: bool) -> None:
+    check_against_the_stages(seed, text, resident=resident, most_experts=400, most_tokens=80)
+
+
+def check_against_the_stages(seed: int, text: str, *, resident: bool, most_experts: int, most_tokens: int) -> None:
     rng = np.random.default_rng(seed)
-    num_experts, devices = int(rng.integers(2, 40)), int(rng.integers(1, 5))
+    num_experts, devices = int(rng.integers(2, most_experts)), int(rng.integers(1, 5))
     top_k = int(rng.integers(1, min(num_experts, 9) + 1))
-    logits_TN = logits_of(rng, int(rng.integers(0, 9)), num_experts)
+    logits_TN = logits_of(rng, int(rng.integers(0, most_tokens + 1)), num_experts)
     machine = make_machine(
         placement=rng.integers(0, devices, size=num_experts),
         cost_seconds=rng.integers(0, 4, size=num_experts) * 1e-3,
@@ -72,7 +81,7 @@ def test_the_router_alone_is_softmax_top_k_renormalised() -> None:
     logits = torch.randn(20, 64, generator=torch.Generator().manual_seed(1))
     weights, ids = torch.topk(torch.softmax(logits, dim=-1), 8, dim=-1)
     own_ids, own_weights = np.empty((20, 8), dtype=np.int64), np.empty((20, 8), dtype=np.float32)
-    route_plain(logits.numpy(), own_ids, own_weights)
+    route_plain(logits.numpy(), np.empty(8), own_ids, own_weights)
     assert np.array_equal(own_ids, ids.numpy())
     assert np.allclose(own_weights, (weights / weights.sum(dim=-1, keepdim=True)).numpy(), atol=1e-6)
 
