@@ -24,6 +24,7 @@ from probes.files import written_whole
 from probes.records import Device
 from runtime.cache import CacheBook, parse_cache
 from runtime.cost import CostTable, cost_table, uniform_costs
+from runtime.dispatch import DataParallel
 from runtime.engine import LockstepModel, Phases, generate
 from runtime.execution import ExpertExecution, Layout
 from runtime.experts.index import ExpertIndex, index_experts
@@ -142,6 +143,8 @@ class RankSession:
         ]
         self.execution = ExpertExecution(self.loaded, self.pool, self.transfers, books, self.layout, ranks)
         self.execution.check_ranks = options.check_ranks
+        if options.data_parallel and ranks.world > 1:
+            self.execution.dispatch = DataParallel(ranks)
         self.release_brake()
         self.model = LockstepModel(self.loaded, self.execution, self.device)
         self.router = make_policy(parse_policy("router"), offloading=options.offloading)
@@ -298,9 +301,12 @@ class RankSession:
         return DiskSource(self.index)
 
     def asked_policy(self) -> Policy:
-        """The asked policy, with the model's own way of weighing where none was asked for; after a first pass."""
+        """The policy of the options, after a first pass."""
+        return self.policy_of(self.options.policy)
+
+    def policy_of(self, spec: PolicySpec) -> Policy:
+        """A new policy, with the model's own way of weighing where ``spec`` names none; known after a first pass."""
         rule = self.execution.weight_rule()
-        spec = self.options.policy
         return make_policy(
             replace(
                 spec,

@@ -15,6 +15,9 @@ from store.records import PolicyRecord, RunRecord
 # As long as the column.
 MOST_ID_CHARACTERS = 128
 
+# Named in a simulation's summary.
+MOST_POLICIES = 3
+
 Record = Probe | Calibration | PolicyRecord | RunRecord
 
 
@@ -115,7 +118,7 @@ def _kept(record: Record, kind: RecordKind, record_id: str, summary: str, needs:
         # A lone surrogate (from a file name that is no UTF-8) cannot be a column's text.
         summary=summary.encode("utf-8", "backslashreplace").decode(),
         machine=None if record.fingerprint is None else machine_digest(record.fingerprint),
-        needs=tuple(needed for needed in needs if needed is not None),
+        needs=tuple(dict.fromkeys(needed for needed in needs if needed is not None)),
         # There and back once: a record that could not be read again is refused here, before anything is written.
         document=encode(revive(kind, encode(record))),
     )
@@ -147,5 +150,24 @@ def _policy_summary(record: PolicyRecord) -> str:
 
 
 def _simulation_summary(document: dict[str, Any]) -> str:
-    policies = document.get("policies")
-    return _count(len(policies), "result") if isinstance(policies, list) else "a simulation"
+    """What was replayed, where, under which policies. A document is not checked: what is not there is not named."""
+    results = document.get("policies")
+    if not isinstance(results, list):
+        return "a simulation"
+    devices = _inner(document, "machine", "devices")
+    where = (
+        _inner(document, "trace", "model") or _inner(document, "trace", "path"),
+        _count(devices, "device") if isinstance(devices, int) else None,
+    )
+    written = (each.get("written") for each in results if isinstance(each, dict))
+    policies = list(dict.fromkeys(text for text in written if isinstance(text, str)))
+    more = [f"{len(policies) - MOST_POLICIES} more"] if len(policies) > MOST_POLICIES else []
+    listed = ", ".join([*policies[:MOST_POLICIES], *more])
+    what = "; ".join(filter(None, (listed, _count(len(results), "result"))))
+    summary = ": ".join(filter(None, (" on ".join(str(part) for part in where if part), what)))
+    return summary.encode("utf-8", "backslashreplace").decode()
+
+
+def _inner(document: dict[str, Any], name: str, field: str) -> Any:
+    inside = document.get(name)
+    return inside.get(field) if isinstance(inside, dict) else None

@@ -32,6 +32,10 @@ from store.records import (
     LayerCost,
     PassStatistics,
     PolicyChoice,
+    PolicyOrigin,
+    PolicyPoint,
+    PolicyRecord,
+    PolicySearch,
     Prediction,
     Quality,
     Ratio,
@@ -58,6 +62,12 @@ class Records(Protocol):
     def run(
         self, run_id: str = "run-1", calibration_id: str | None = "calibration-1", created_at: str = CREATED_AT
     ) -> RunRecord: ...
+
+    def policy(
+        self, policy_id: str = "policy-1", calibration_id: str | None = "calibration-1", created_at: str = CREATED_AT
+    ) -> PolicyRecord: ...
+
+    def origin(self, policy_id: str = "policy-1") -> PolicyOrigin: ...
 
 
 class _Records:
@@ -205,6 +215,63 @@ class _Records:
             samples=(SampleText(prompt="It was a", baseline=" dark night\n", with_policy=" dunkle Nacht — “ö”"),),
             warnings=("the gain in TTFT is inside the noise",),
         )
+
+    @staticmethod
+    def policy(
+        policy_id: str = "policy-1", calibration_id: str | None = "calibration-1", created_at: str = CREATED_AT
+    ) -> PolicyRecord:
+        run = _Records.run()
+        return PolicyRecord(
+            policy_id=policy_id,
+            created_at=created_at,
+            model="demo",
+            model_identity="0f" * 16,
+            model_family="qwen3_moe",
+            devices=_devices(),
+            tier="disk",
+            cache="lfu",
+            cache_experts=32,
+            experts_per_device=64,
+            batch_size=4,
+            dtype="float32",
+            phases="all",
+            seed=0,
+            fingerprint=_fingerprint(),
+            calibration_id=calibration_id,
+            policy=run.policy,
+            search=_search(),
+            run_id=run.run_id,
+            measured=run.quality,
+            gain_tpot=run.gain_tpot,
+        )
+
+    @staticmethod
+    def origin(policy_id: str = "policy-1") -> PolicyOrigin:
+        return PolicyOrigin(policy_id=policy_id, created_at=CREATED_AT, searched_here=True, search=_search())
+
+
+def _search() -> PolicySearch:
+    """Three settings, of which the mildest two are within the limit."""
+    return PolicySearch(
+        knob="theta",
+        max_quality_drop=0.01,
+        nll_baseline=1.31,
+        sequences=8,
+        tokens=760,
+        points=tuple(
+            PolicyPoint(
+                value=value,
+                nll=1.31 * (1 + rise),
+                loss_rise=rise,
+                loss_rise_ci95=(rise - 0.002, rise + 0.002),
+                removed_importance=0.1 * (1 - value),
+                max_device_misses_per_step=20 * value,
+                within_limit=rise + 0.002 <= 0.01,
+            )
+            for value, rise in ((0.7, 0.004), (0.5, 0.02), (0.6, 0.007))
+        ),
+        chosen=0.6,
+    )
 
 
 def _fingerprint() -> Fingerprint:

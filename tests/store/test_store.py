@@ -96,6 +96,24 @@ def test_entries_say_what_is_kept(full_store: Store) -> None:
     assert all(entry.size_bytes > 80 for entry in full_store.entries())
 
 
+def test_a_simulation_is_named_by_what_was_replayed(store: Store) -> None:
+    written = ["router", "caee:theta=0.8", "router", "caee:theta=0.6", "lynx", "random"]
+    document = {
+        "trace": {"model": "demo", "path": "/traces/t.parquet"},
+        "machine": {"devices": 4},
+        "policies": [{"name": text.partition(":")[0], "written": text} for text in written],
+    }
+    unnamed = document | {"trace": {"model": None, "path": "/traces/\udcff.parquet"}}
+    odd = {"trace": [1], "machine": {"devices": "x"}, "policies": [1, {"written": 2}]}
+    summaries = []
+    for number, each in enumerate((document, unnamed, odd, {"policies": 1})):
+        store.save_simulation(f"s{number}", "2026-03-01T12:00:00Z", each)
+        summaries.append(store.entries()[0].summary)
+    assert summaries[0] == "demo on 4 devices: router, caee:theta=0.8, caee:theta=0.6, 2 more; 6 results"
+    assert summaries[1] == "/traces/\\udcff.parquet on 4 devices: " + summaries[0].partition(": ")[2]
+    assert summaries[2:] == ["2 results", "a simulation"]
+
+
 def test_an_unknown_kind_is_wrong_usage() -> None:
     with pytest.raises(UsageError, match="'runs' is no kind"):
         record_kind("runs")

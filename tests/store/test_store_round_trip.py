@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from probes.errors import StoreError
 from probes.records import Calibration, Probe
 from store.codec import decode, digest, encode, from_text
-from store.records import RunRecord
+from store.records import PolicyRecord, RunRecord
 from store.session import open_store
 
 IDS = itertools.count()
@@ -84,6 +84,14 @@ def test_any_run(shared_store: Any, run: RunRecord) -> None:
     run = _identified(run, "run_id")
     shared_store.save_run(run)
     assert shared_store.run(run.run_id) == run
+
+
+@ROUND_TRIP
+@given(policy=anything(PolicyRecord))
+def test_any_policy(shared_store: Any, policy: PolicyRecord) -> None:
+    policy = _identified(policy, "policy_id")
+    shared_store.save_policy(policy)
+    assert shared_store.policy(policy.policy_id) == policy
 
 
 JSON = st.recursive(
