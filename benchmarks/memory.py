@@ -57,8 +57,8 @@ def main() -> int:
 
 
 def model_of(gigabytes: float) -> Shape:
-    """Experts of so many gigabytes in all, in as many layers and experts as fit the figures at the top."""
-    side = int((gigabytes * 1e9 / (LAYERS * EXPERTS * 3 * 4)) ** 0.5) // 32 * 32
+    """Experts of at least so many gigabytes in all, in as many layers and experts as the figures at the top say."""
+    side = -int(-((gigabytes * 1e9 / (LAYERS * EXPERTS * 3 * 4)) ** 0.5) // 32) * 32
     return Shape(layers=LAYERS, experts=EXPERTS, top_k=4, hidden=side, intermediate=side, vocabulary=16_000)
 
 
@@ -92,7 +92,7 @@ def look(root: int, watched: Watched) -> None:
         except (OSError, KeyError):  # it has just ended
             continue
         watched.peaks[process] = max(watched.peaks.get(process, 0), status.get("VmHWM", 0))
-        watched.names[process] = command[:60]
+        watched.names[process] = command[:60] or watched.names.get(process, "")
     watched.together = max(watched.together, together)
 
 
