@@ -95,6 +95,10 @@ def either(first: tuple[str, int | None], second: tuple[str, int | None], defaul
     return next((given for given in (value, other) if given is not None), default)
 
 
+DataParallelOption = Annotated[
+    bool,
+    typer.Option("--data-parallel", help="Each device has its own share of the sequences. Default: all have all."),
+]
 StepsOption = Annotated[
     Path | None,
     typer.Option("--steps-jsonl", metavar="FILE", help="Write a JSON line per step to FILE as the run goes."),

@@ -52,6 +52,7 @@ class RunRequest:
     brake: str | None
     dtype: str
     check_ranks: bool
+    data_parallel: bool
     seed: int
     store: str | None
     signals: SignalRequest = field(default_factory=SignalRequest)
@@ -170,6 +171,7 @@ def _options(request: RunRequest, store: Store) -> RunOptions:
         dtype=request.dtype,
         seed=request.seed,
         check_ranks=request.check_ranks,
+        data_parallel=request.data_parallel,
     )
 
 

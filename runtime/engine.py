@@ -68,10 +68,17 @@ class LockstepModel:
         prefill: bool,
         bypass_cache: bool = False,
     ) -> tuple[torch.Tensor, StepRecord]:
-        """Logits [B, V] after the last position, and what the experts did. ``attention_mask``: [B, past + S]."""
-        new = input_ids_BS.shape[1]
-        real = attention_mask[:, -new:].bool().cpu().numpy().reshape(-1)
-        context = StepContext(real, policy, prefill=prefill, bypass_cache=bypass_cache)
+        """Logits [B, V] after the last position, and what the experts did. ``attention_mask``: [B, past + S].
+
+        Every rank gives the whole batch and gets all logits, also where it computes only its share of the sequences.
+        """
+        new, batch_size, dispatch = input_ids_BS.shape[1], len(input_ids_BS), self._execution.dispatch
+        real_BS = attention_mask[:, -new:].bool().cpu().numpy()
+        input_ids_BS, attention_mask = dispatch.rows(input_ids_BS), dispatch.rows(attention_mask)
+        own_BS = attention_mask[:, -new:].bool().cpu().numpy() & dispatch.real(batch_size)[:, None]
+        context = StepContext(
+            own_BS.reshape(-1), policy, prefill=prefill, bypass_cache=bypass_cache, real_G=real_BS.reshape(-1)
+        )
         self._execution.start_step(context)
         positions = (attention_mask.cumsum(1) - 1).clamp(min=0)[:, -new:]
         arguments: dict[str, Any] = {self._cache_name: key_values.value, "use_cache": True}
@@ -79,7 +86,7 @@ class LockstepModel:
             arguments["logits_to_keep"] = 1
         start = time.perf_counter()
         output = self._model(input_ids=input_ids_BS, attention_mask=attention_mask, position_ids=positions, **arguments)
-        logits: torch.Tensor = output.logits[:, -1]
+        logits = dispatch.gathered(output.logits[:, -1], batch_size)
         key_values.value = output[self._cache_name]
         context.record.seconds = time.perf_counter() - start - context.record.timers.shadow
         return logits, context.record

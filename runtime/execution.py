@@ -1,7 +1,8 @@
 """Running a model's MoE layers from slots: decide, fetch, compute, exchange, reduce.
 
-Every rank holds the dense model and sees all tokens, decides the same (the caches' books are mirrored, so no rank asks
-another what it holds), fetches and computes its own experts, and adds the experts' outputs up with the others'.
+Every rank holds the dense model, decides the same (the caches' books are mirrored, so no rank asks another what it
+holds), fetches and computes its own experts, and adds the experts' outputs up with the others'. It sees all tokens, or
+those of its own sequences (``runtime.dispatch``).
 
 Outputs are kept apart per (token, slot) until the end and then reduced in the stock kernel's own order. So the result
 does not depend on how many ranks or waves took part: with nothing pruned it is bit-equal to the stock model.
@@ -25,6 +26,7 @@ import torch
 from probes.errors import CheckpointError, RunError
 from runtime.cache import CacheBook, CacheSnapshot
 from runtime.clock import PhaseClock
+from runtime.dispatch import Dispatched, Replicated, TokenDispatch
 from runtime.experts.pool import SlotPool
 from runtime.experts.transfer import Request, TransferEngine
 from runtime.models.load import LoadedModel
@@ -33,7 +35,18 @@ from runtime.parallel import Ranks
 from runtime.policy.guard import Brake
 from runtime.policy.make import make_policy
 from runtime.policy.spec import parse_policy
-from runtime.policy.types import SHARE_UNIT, Bools, Ints, LinkGroups, Machine, Policy, Routed, Tokens
+from runtime.policy.types import (
+    SHARE_UNIT,
+    Bools,
+    Decision,
+    Ints,
+    LinkGroups,
+    Machine,
+    Policy,
+    Routed,
+    Summary,
+    Tokens,
+)
 from runtime.prefetch import prefetch_idle
 from runtime.recording import BrakeStep, Counts, LayerStep, StepRecord, Timers
 from runtime.shadow import relative_error
@@ -54,13 +67,25 @@ class Layout:
 
 
 class StepContext:
-    """What the next forward pass is: which rows are real, which policy applies, whether the caches learn from it."""
+    """What the next forward pass is: which rows are real, which policy applies, whether the caches learn from it.
 
-    def __init__(self, real_T: Bools, policy: Policy, *, prefill: bool, bypass_cache: bool = False) -> None:
+    ``real_G``: the same of all ranks' rows, where this rank has a share of the batch; None: it has all.
+    """
+
+    def __init__(
+        self,
+        real_T: Bools,
+        policy: Policy,
+        *,
+        prefill: bool,
+        bypass_cache: bool = False,
+        real_G: Bools | None = None,
+    ) -> None:
         self.real_T = real_T
+        self.real_G = real_T if real_G is None else real_G
         self.policy = policy
         self.bypass_cache = bypass_cache
-        self.record = StepRecord(tokens=int(real_T.sum()), prefill=prefill)
+        self.record = StepRecord(tokens=int(self.real_G.sum()), prefill=prefill)
 
 
 class ExpertExecution:
@@ -85,6 +110,7 @@ class ExpertExecution:
         self.check_ranks = False
         self.observer: RoutingObserver = NoObserver()
         self.brake: Brake | None = None
+        self.dispatch: TokenDispatch = Replicated()
         self.context: StepContext | None = None
         self._ranks = ranks
         self._transfers = transfers
@@ -163,23 +189,25 @@ class ExpertExecution:
         timers = context.record.timers
         # Waits for the device, whose work until here is not part of the decision.
         own_TK = top_k_index.detach().cpu().numpy().astype(np.int64)
-        start = time.perf_counter()
+        start, exchanged = time.perf_counter(), self.dispatch.seconds
         own_TK[~context.real_T] = -1
-        ids_TK, weights_TK = self._route(layer, context, own_TK, top_k_index, top_k_weights)
-        if self.check_ranks:
-            self._compare_decisions(layer, ids_TK, weights_TK)
-        plan = self._plan(layer, context, ids_TK, own_TK)
-        timers.decide += time.perf_counter() - start
-        rows_RH = self._compute(plan, kernel, hidden_states, ids_TK, timers)
+        ids_TK, weights_TK, everywhere = self._route(layer, context, hidden_states, own_TK, top_k_index, top_k_weights)
+        plan = self._plan(layer, context, everywhere.ids_GK, everywhere.own_GK)
+        exchanged = self.dispatch.seconds - exchanged
+        timers.decide += time.perf_counter() - start - exchanged
+        timers.exchange += exchanged
+        rows_RH = self._compute(plan, kernel, everywhere.hidden_GH, everywhere.ids_GK, timers)
         computed = self.clock.mark()
         self._ranks.sum_(rows_RH)
         self.clock.add(timers, "exchange", computed)
-        output_TH = kernel.reduce(rows_RH, weights_TK, ids_TK)
+        output_TH = kernel.reduce(self._own_rows(rows_RH, context), weights_TK, ids_TK)
         if self._sample_is_due(context):
-            changed = not np.array_equal(ids_TK, own_TK)
-            own = (own_TK, top_k_weights) if changed else None
-            self._sample(layer, kernel, context, hidden_states, own, output_TH)
+            self._sample(layer, kernel, context, everywhere, (own_TK, top_k_weights), output_TH)
         return output_TH
+
+    def _own_rows(self, rows_RH: torch.Tensor, context: StepContext) -> torch.Tensor:
+        """The outputs for this rank's tokens."""
+        return self.dispatch.output_rows(rows_RH, len(context.real_G), len(context.real_T))
 
     # decide -----------------------------------------------------------------------------------------------------------
 
@@ -187,14 +215,15 @@ class ExpertExecution:
         self,
         layer: int,
         context: StepContext,
+        hidden_TH: torch.Tensor,
         own_TK: Ints,
         top_k_index: torch.Tensor,
         top_k_weights: torch.Tensor,
-    ) -> tuple[Ints, torch.Tensor]:
-        """Ids [T, K] after the decision, −1 for nothing, and their weights; tokens left alone keep the router's own."""
+    ) -> tuple[Ints, torch.Tensor, Dispatched]:
+        """Ids [T, K] after the decision, −1 for nothing, and their weights; tokens left alone keep the router's own.
+        And what all ranks dispatch."""
         tokens = self._tokens(layer, context, own_TK, top_k_index, top_k_weights)
         self.observer.see(layer, tokens)
-        before_D = self._missing(layer, own_TK)
         machine = self._machine(layer)
         # Bad scores never stop a live run: the layer falls back to the router's own choice, and is counted.
         sound = bool(np.isfinite(tokens.gates_TK[context.real_T]).all())
@@ -202,34 +231,58 @@ class ExpertExecution:
         is_watched = not context.bypass_cache and context.policy.spec.name != "router"
         brake = self.brake if is_watched else None
         braked = brake is not None and not brake.advance()
-        policy = context.policy if sound and not braked else self._router_policy
+        policy = self._router_policy if braked else context.policy
+        summary, sound = self._summarise(policy, tokens, machine, sound)
         if not sound:
+            policy = self._router_policy
             tokens = dataclasses.replace(tokens, gates_TK=np.ones_like(tokens.gates_TK))
-        summary = policy.summarise(tokens, machine)
+            summary, _ = self.dispatch.combine(policy.summarise(tokens, machine), True)
         decision = policy.decide(summary, machine)
         routed = policy.reroute(tokens, decision, machine)
+        everywhere = self.dispatch.exchange(own_TK, routed, hidden_TH, len(context.real_G))
+        weights_TK = _merge_weights(own_TK, routed, top_k_weights)
+        if self.check_ranks:
+            self._compare_decisions(layer, decision, everywhere, weights_TK)
         importance = summary.importance_N[summary.active_N]
         scale = 1.0 / SHARE_UNIT / max(1, summary.tokens)
         context.record.layers.append(
             LayerStep(
                 layer=layer,
-                misses_before_D=before_D,
-                misses_after_D=self._missing(layer, routed.topk_ids_TK),
-                dispatched_D=self._dispatched(routed.topk_ids_TK),
-                removed=routed.removed,
-                rerouted_slots=routed.rerouted_slots,
+                misses_before_D=self._missing(layer, everywhere.own_GK),
+                misses_after_D=self._missing(layer, everywhere.ids_GK),
+                dispatched_D=self._dispatched(everywhere.ids_GK),
+                removed=everywhere.removed,
+                rerouted_slots=everywhere.rerouted_slots,
                 importance_highest=float(importance.max(initial=0)) * scale,
                 importance_lowest=float(importance.min(initial=SHARE_UNIT)) * scale if len(importance) else 0.0,
                 fell_back=not sound,
                 brake=None if brake is None else BrakeStep(braked),
             )
         )
-        return routed.topk_ids_TK, _merge_weights(own_TK, routed, top_k_weights)
+        return routed.topk_ids_TK, weights_TK, everywhere
 
-    def _compare_decisions(self, layer: int, ids_TK: Ints, weights_TK: torch.Tensor) -> None:
+    def _summarise(self, policy: Policy, tokens: Tokens, machine: Machine, sound: bool) -> tuple[Summary, bool]:
+        """What all ranks' tokens say of the experts, and whether all scores are numbers."""
+        if sound:
+            return self.dispatch.combine(policy.summarise(tokens, machine), True)
+        # Nobody will use it, but a rank whose scores are sound sends one of the same size.
+        scores_TN, selection_TN = (
+            None if scores is None else np.nan_to_num(scores, posinf=0.0, neginf=0.0)
+            for scores in (tokens.scores_TN, tokens.selection_scores_TN)
+        )
+        stand_in = dataclasses.replace(
+            tokens, gates_TK=np.ones_like(tokens.gates_TK), scores_TN=scores_TN, selection_scores_TN=selection_TN
+        )
+        return self.dispatch.combine(policy.summarise(stand_in, machine), False)
+
+    def _compare_decisions(
+        self, layer: int, decision: Decision, everywhere: Dispatched, weights_TK: torch.Tensor
+    ) -> None:
         """Every rank must have taken the same decision, to the last bit. Raises ``RunError`` where one has not."""
-        weights = weights_TK.detach().cpu().float().numpy()
-        digests = self._ranks.gather(hashlib.sha256(ids_TK.tobytes() + weights.tobytes()).hexdigest())
+        compared = decision.kept_N.tobytes() + everywhere.ids_GK.tobytes()
+        if self.dispatch.replicated:
+            compared += weights_TK.detach().cpu().float().numpy().tobytes()
+        digests = self._ranks.gather(hashlib.sha256(compared).hexdigest())
         odd = [rank for rank, digest in enumerate(digests) if digest != digests[0]]
         if odd:
             raise RunError(
@@ -358,7 +411,7 @@ class ExpertExecution:
     def _sample_is_due(self, context: StepContext) -> bool:
         """Whether this layer-step is computed both ways: while decoding, where the policy acted on sound scores."""
         step = context.record.layers[-1]
-        if self.brake is None or step.brake is None or context.record.prefill or not context.real_T.any():
+        if self.brake is None or step.brake is None or context.record.prefill or not context.record.tokens:
             return False
         return self.brake.sample_due and not step.fell_back
 
@@ -367,26 +420,29 @@ class ExpertExecution:
         layer: int,
         kernel: StockKernel,
         context: StepContext,
-        hidden_TH: torch.Tensor,
-        own: tuple[Ints, torch.Tensor] | None,
+        everywhere: Dispatched,
+        own: tuple[Ints, torch.Tensor],
         policy_TH: torch.Tensor,
     ) -> None:
-        """Compute the layer as the router itself would (``own``: its ids and weights; None: as it was), beside the
-        caches, and tell the brake how far ``policy_TH`` is from that. The time it takes is counted apart."""
+        """Compute the layer as the router itself would (``own``: its ids and weights for this rank's tokens), beside
+        the caches, and tell the brake how far ``policy_TH`` is from that. The time it takes is counted apart."""
         assert self.brake is not None
         self._transfers.synchronize()  # what was queued before is not the sample's
         start = time.perf_counter()
         error, fetches = 0.0, 0
-        if own is not None:
+        own_GK = everywhere.own_GK
+        if not np.array_equal(everywhere.ids_GK, own_GK):
             own_TK, weights_TK = own
-            fetches = int(self._missing(layer, own_TK).sum())
-            experts = np.unique(own_TK[own_TK >= 0])
+            fetches = int(self._missing(layer, own_GK).sum())
+            experts = np.unique(own_GK[own_GK >= 0])
             here = experts[self.layout.placement_N[experts] == self._ranks.rank]
             plan = _Plan()
             plan.bypass(layer, self.books[self._ranks.rank], here, self._staging)
-            rows_RH = self._compute(plan, kernel, hidden_TH, own_TK, Timers())
+            rows_RH = self._compute(plan, kernel, everywhere.hidden_GH, own_GK, Timers())
             self._ranks.sum_(rows_RH)
-            error = relative_error(policy_TH, kernel.reduce(rows_RH, weights_TK, own_TK), context.real_T)
+            router_TH = kernel.reduce(self._own_rows(rows_RH, context), weights_TK, own_TK)
+            policy_GH, router_GH = (self.dispatch.whole(each, len(context.real_G)) for each in (policy_TH, router_TH))
+            error = relative_error(policy_GH, router_GH, context.real_G)
             error = float(self._ranks.from_first(error))  # ranks on unlike hosts may round a norm otherwise
         trips = self.brake.trips
         self.brake.observe(error)

@@ -38,6 +38,7 @@ class RunOptions:
     ``max_quality_drop``: the rise of held-out loss that is allowed, as a share; with ``search`` the policy's knob is
     turned as far as that allows, else the policy runs as given. ``policy_origin``: of a stored policy.
     ``partial_file``: where rank 0 leaves what is complete after every pair. ``signals``: where it tells of every step.
+    ``data_parallel``: every rank has a share of the sequences, not all.
     """
 
     model: Path
@@ -64,6 +65,7 @@ class RunOptions:
     dtype: str = "auto"
     seed: int = 0
     check_ranks: bool = False
+    data_parallel: bool = False
     notes: tuple[str, ...] = ()
     progress_file: Path | None = None
     partial_file: Path | None = None

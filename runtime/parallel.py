@@ -72,6 +72,19 @@ class Ranks:
         except (RuntimeError, dist.DistBackendError) as error:
             raise _lost(error) from error
 
+    def gather_rows(self, tensor: torch.Tensor) -> torch.Tensor:
+        """All ranks' ``tensor``, of equal shape and type, one after another along the first dimension."""
+        if self.world == 1:
+            return tensor
+        # As bytes, since not every backend moves every type.
+        own = tensor.contiguous().view(torch.uint8)
+        gathered = own.new_empty((self.world, *own.shape))
+        try:
+            dist.all_gather(list(gathered.unbind()), own)
+        except (RuntimeError, dist.DistBackendError) as error:
+            raise _lost(error) from error
+        return gathered.flatten(0, 1).view(tensor.dtype)
+
     def barrier(self) -> None:
         """Wait for all ranks."""
         self.sum_(torch.zeros(1))

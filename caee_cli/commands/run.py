@@ -15,6 +15,7 @@ from caee_cli.options import (
     CacheExpertsOption,
     CacheOption,
     ConcurrencyOption,
+    DataParallelOption,
     DevicesOption,
     DtypeOption,
     InputLenOption,
@@ -94,6 +95,7 @@ def command(
     check_ranks: Annotated[
         bool, typer.Option("--check-ranks", help="Compare every decision between the ranks (slow).")
     ] = False,
+    data_parallel: DataParallelOption = False,
     trace: TraceOption = None,
     shape: ShapeOption = None,
     layers: LayersOption = None,
@@ -149,6 +151,7 @@ def command(
                 brake=brake,
                 dtype=dtype,
                 check_ranks=check_ranks,
+                data_parallel=data_parallel,
                 seed=seed,
                 store=store,
                 signals=SignalRequest(
