@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from runtime.policy.case import read_inputs
+from runtime.policy.case import explain_case, read_inputs
 from runtime.policy.make import make_policy
 from runtime.policy.spec import policy_from_mapping
 from runtime.policy.types import Decision, LinkGroups, Machine, PolicySpec, Routed, Summary, Tokens
@@ -131,21 +131,56 @@ def test_relabelling_devices_changes_only_their_labels(drawn: Any, seed: int) ->
     assert np.array_equal(routed.topk_ids_TK, routed_l.topk_ids_TK)
 
 
-@MANY
-@given(seed=SEEDS, low=st.floats(0.01, 1), high=st.floats(0.01, 1), rule=st.sampled_from(["cir", "score"]))
-def test_theta_moves_the_mandatory_set_one_way(drawn: Any, seed: int, low: float, high: float, rule: str) -> None:
-    _, tokens, machine = drawn(seed)
-    low, high = min(low, high), max(low, high)
-    mandatory = []
-    for theta in (low, high):
-        spec = policy_from_mapping({"name": "importance", "rule": rule, "theta": theta})
-        summary, decision, _ = outcome(spec, tokens, machine)
-        assert decision.mandatory_N is not None
-        mandatory.append(decision.mandatory_N)
+THETAS = st.tuples(st.floats(0.01, 1), st.floats(0.01, 1)).map(sorted)
+
+
+def assert_one_way(rule: str, low: set[int], high: set[int], least_is_met: bool) -> None:
+    """``low``, ``high``: the mandatory sets at a lower and a higher θ."""
     if rule == "cir":
-        assert not (mandatory[0] & ~mandatory[1]).any()
-    elif (summary.importance_N >= round(high * 2**30)).any():
-        assert not (mandatory[1] & ~mandatory[0]).any()
+        assert low <= high
+    elif least_is_met:
+        assert high <= low
+    else:
+        # Nothing reaches the higher θ: one expert stands in.
+        assert len(high) <= 1
+
+
+@MANY
+@given(
+    seed=SEEDS,
+    thetas=THETAS,
+    rule=st.sampled_from(["cir", "score"]),
+    name=st.sampled_from(["caee", "importance"]),
+    compiled=st.booleans(),
+)
+def test_theta_moves_the_mandatory_set_one_way(
+    drawn: Any, seed: int, thetas: list[float], rule: str, name: str, compiled: bool
+) -> None:
+    _, tokens, machine = drawn(seed)
+    mandatory = []
+    for theta in thetas:
+        spec = policy_from_mapping({"name": name, "rule": rule, "theta": theta})
+        policy = make_policy(spec, offloading=machine.resident_NR is not None, compiled=compiled)
+        summary = policy.summarise(tokens, machine)
+        decision = policy.decide(summary, machine)
+        assert decision.mandatory_N is not None
+        mandatory.append(set(np.flatnonzero(decision.mandatory_N).tolist()))
+    assert_one_way(rule, *mandatory, bool((summary.importance_N >= round(thetas[1] * 2**30)).any()))
+
+
+def test_theta_moves_what_explain_shows_one_way(cases: ModuleType) -> None:
+    rng = np.random.default_rng(11)
+    for at in range(150):
+        case = cases.make_case(rng, name="caee")
+        rule = ("cir", "score")[at % 2]
+        thetas = sorted(float(theta) for theta in rng.uniform(0.01, 1, size=2))
+        found = []
+        for theta in thetas:
+            policy = {"name": ("caee", "importance")[at // 2 % 2], "rule": rule, "theta": theta}
+            found.append(explain_case(case | {"policy": policy}))
+        highest = max(found[1]["importance"], default=0.0)
+        met = round(highest * 2**30) >= round(thetas[1] * 2**30)
+        assert_one_way(rule, set(found[0]["mandatory"]), set(found[1]["mandatory"]), met)
 
 
 @MANY
