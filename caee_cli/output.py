@@ -5,17 +5,24 @@ from __future__ import annotations
 import contextlib
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from probes.text import printable
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.progress import Progress
+
+PIPED_COLUMNS = 160
+"""Width of what goes to a file or another program: not 80, since programs read line by line."""
+
+FEWEST_COLUMNS = 20
+"""Nothing is laid out for less."""
 
 
 def emit_json(document: dict[str, Any], *, compact: bool = False) -> None:
@@ -97,10 +104,16 @@ def _console(*, stderr: bool) -> Console:
     from rich.console import Console
 
     stream = sys.stderr if stderr else sys.stdout
-    # Piped output is not wrapped at 80 columns: other programs read it line by line. Names of models, files and
-    # policies may hold [brackets] and :colons:, which rich would take for its markup.
-    width = None if stream.isatty() else 160
-    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
+    # Names of models, files and policies may hold [brackets] and :colons:, which rich would take for its markup.
+    return Console(file=stream, width=_width(stream), highlight=False, markup=False, emoji=False)
+
+
+def _width(stream: IO[str]) -> int | None:
+    """Characters per line: as ``COLUMNS`` says, else the terminal's own (None), else enough for programs that read."""
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isascii() and columns.isdigit() and int(columns) > 0:
+        return max(int(columns), FEWEST_COLUMNS)
+    return None if stream.isatty() else PIPED_COLUMNS
 
 
 def _finite(value: Any) -> Any:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from rich.console import RenderableType
-from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
 from probes.units import format_seconds
+from reports.tables import Sheet
 from runtime.policy.spec import POLICIES
 
 SHOWN_TOKENS = 32
@@ -30,10 +29,8 @@ def decision_tables(outcome: dict[str, Any]) -> list[RenderableType]:
     ]
 
 
-def _figures(outcome: dict[str, Any]) -> Table:
-    table = Table(title="The layer", title_justify="left")
-    table.add_column("")
-    table.add_column("value", justify="right")
+def _figures(outcome: dict[str, Any]) -> Sheet:
+    table = Sheet("The layer", ("", "value"), right=("value",))
     table.add_row("active experts", str(len(outcome["active"])))
     if "mandatory" in outcome:
         table.add_row("mandatory experts", str(len(outcome["mandatory"])))
@@ -48,23 +45,20 @@ def _figures(outcome: dict[str, Any]) -> Table:
     return table
 
 
-def _devices(outcome: dict[str, Any]) -> Table:
-    table = Table(title="The devices", title_justify="left")
-    for heading in ("device", "cost before", "cost after"):
-        table.add_column(heading, justify="right")
+def _devices(outcome: dict[str, Any]) -> Sheet:
+    headings = ("device", "cost before", "cost after")
+    table = Sheet("The devices", headings, right=headings)
     costs = zip(outcome["device_cost_before"], outcome["device_cost_after"], strict=True)
     for device, (before, after) in enumerate(costs):
         table.add_row(str(device), format_seconds(before), format_seconds(after))
     return table
 
 
-def _tokens(outcome: dict[str, Any]) -> Table:
+def _tokens(outcome: dict[str, Any]) -> Sheet:
     rows = list(zip(outcome["topk_ids"], outcome["topk_weights"], strict=True))
     title = "The tokens" if len(rows) <= SHOWN_TOKENS else f"The first {SHOWN_TOKENS} of {len(rows)} tokens"
-    table = Table(title=title, title_justify="left")
-    table.add_column("token", justify="right")
-    table.add_column("experts and weights")
+    table = Sheet(title, ("token", "experts and weights"), right=("token",))
     for token, (ids, weights) in enumerate(rows[:SHOWN_TOKENS]):
         slots = [f"{expert} ({weight:.3f})" for expert, weight in zip(ids, weights, strict=True) if expert >= 0]
-        table.add_row(str(token), escape(", ".join(slots)) or "none")
+        table.add_row(str(token), ", ".join(slots) or "none")
     return table

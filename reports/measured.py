@@ -23,10 +23,10 @@ from probes.records import (
 from probes.text import printable
 from probes.units import format_rate, format_seconds, format_size
 from reports.remarks import grouped_remarks, link_name
+from reports.tables import Sheet
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.table import Table
     from rich.text import Text
 
 _COLOURS = {"ok": "green", "holds": "green", "unstable": "yellow", "poor": "yellow", "note": "yellow"}
@@ -36,7 +36,7 @@ _COLOURS |= {"broken": "red", "drifted": "red", "fail": "red", "waived": "dim", 
 def probe_tables(probe: Probe) -> list[RenderableType]:
     """Bandwidths of what was measured, why the rest was not, shared links, and what makes figures doubtful."""
     measured = [link for link in probe.links if link.status is not LinkStatus.WAIVED]
-    table = _table(
+    table = Sheet(
         f"Probe {probe.probe_id}: {_devices(probe.devices)}",
         ("link", "at once", "status", "bandwidth", "p05 – p95", "smallest transfer", "burst"),
     )
@@ -53,7 +53,7 @@ def probe_tables(probe: Probe) -> list[RenderableType]:
 
 def calibration_tables(calibration: Calibration) -> list[RenderableType]:
     """One row for each cost model, then shared links and warnings."""
-    table = _table(
+    table = Sheet(
         f"Calibration {calibration.calibration_id} from {calibration.origin} {calibration.probe_id or ''}".rstrip(),
         ("link", "at once", "form", "α", "B", "B/α (95 %)", "β (95 %)", "n½", "hold-out", "worst", "status"),
     )
@@ -69,9 +69,9 @@ def calibration_tables(calibration: Calibration) -> list[RenderableType]:
     ]
 
 
-def layers_table(layers: Sequence[LayerModel]) -> Table:
+def layers_table(layers: Sequence[LayerModel]) -> Sheet:
     """Layers on the device by kernel and weight type: the JSON holds every shape."""
-    table = _table(
+    table = Sheet(
         "Layer time by activated experts",
         ("kernel", "weights", "shapes", "lines", "β", "per expert", "hold-out", "poor"),
     )
@@ -92,8 +92,8 @@ def layers_table(layers: Sequence[LayerModel]) -> Table:
     return table
 
 
-def _facts_table(facts: Mapping[str, Field]) -> Table:
-    table = _table("What the import says of its machine", ("fact", "value"))
+def _facts_table(facts: Mapping[str, Field]) -> Sheet:
+    table = Sheet("What the import says of its machine", ("fact", "value"))
     for name, fact in facts.items():
         table.add_row(printable(name), printable(str(fact.value) if fact.value is not None else f"– ({fact.reason})"))
     return table
@@ -105,7 +105,7 @@ def _span(seconds: Sequence[float]) -> str:
 
 def drift_tables(report: DriftReport) -> list[RenderableType]:
     """Predicted and measured times of each link, then the verdict."""
-    table = _table(
+    table = Sheet(
         f"Calibration {report.calibration_id} against new measurements",
         ("link", "size", "predicted", "expected within", "measured", "verdict"),
     )
@@ -115,9 +115,9 @@ def drift_tables(report: DriftReport) -> list[RenderableType]:
     return [table, *_lines([report.summary])]
 
 
-def findings_table(findings: Sequence[Finding]) -> Table:
+def findings_table(findings: Sequence[Finding]) -> Sheet:
     """What the machine can and cannot do."""
-    table = _table("This machine", ("what", "status", "why", "what to do"))
+    table = Sheet("This machine", ("what", "status", "why", "what to do"))
     for finding in findings:
         table.add_row(finding.what, _status(finding.status), printable(finding.detail), printable(finding.fix or ""))
     return table
@@ -218,14 +218,3 @@ def _lines(texts: Iterable[str]) -> list[Text]:
     from rich.text import Text
 
     return [Text(printable(f"· {text}")) for text in texts if text]
-
-
-def _table(title: str, columns: Sequence[str]) -> Table:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=Text(printable(title)), title_justify="left", box=box.SIMPLE_HEAD)
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from probes.text import printable
 from probes.units import format_seconds
+from reports.tables import Sheet
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.table import Table
 
 _COLUMNS = ("", "policy", "cache", "step", "p95", "cut", "movements/step", "gap", "removed", "front")
 
@@ -46,14 +46,8 @@ def simulation_tables(document: dict[str, Any]) -> list[RenderableType]:
     ]
 
 
-def _passes(document: dict[str, Any]) -> Table:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD)
-    for column in _COLUMNS:
-        table.add_column(column, justify="left" if column in ("policy", "cache") else "right")
+def _passes(document: dict[str, Any]) -> Sheet:
+    table = Sheet(None, _COLUMNS, right=tuple(column for column in _COLUMNS if column not in ("policy", "cache")))
     several = len({(each["tier"], each["placement"]) for each in document["policies"]}) > 1
     for place, each in enumerate(document["policies"]):
         cut = each["cut_against_router"]
@@ -62,8 +56,8 @@ def _passes(document: dict[str, Any]) -> Table:
             where += f", {each['tier']}, {each['placement']}"
         table.add_row(
             str(place),
-            Text(printable(each["written"])),
-            Text(printable(where)),
+            each["written"],
+            where,
             format_seconds(each["time_per_step_seconds"]["mean"]),
             format_seconds(each["time_per_step_seconds"]["p95"]),
             "–" if cut is None else f"{cut:.1%}",

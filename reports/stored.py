@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from probes.text import printable
 from probes.units import format_rate, format_seconds, format_size
+from reports.tables import Sheet
 from store.entries import Entry, Problem
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.table import Table
 
 # The columns worth a look, of those lists that are shown as tables; any other list is shown by its length.
 _COLUMNS = {
@@ -37,7 +37,7 @@ _COLUMNS = {
 }
 
 
-def entries_table(entries: Sequence[Entry], location: str) -> Table:
+def entries_table(entries: Sequence[Entry], location: str) -> Sheet:
     """One row for each record."""
     rows = [
         (entry.kind, entry.record_id, entry.created_at[:19], format_size(entry.size_bytes), entry.summary)
@@ -46,7 +46,7 @@ def entries_table(entries: Sequence[Entry], location: str) -> Table:
     return _table(f"{location}: {len(entries)} kept", ("kind", "id", "created (UTC)", "size", "what"), rows)
 
 
-def problems_view(problems: Sequence[Problem], location: str) -> Table | str:
+def problems_view(problems: Sequence[Problem], location: str) -> Sheet | str:
     """One row for each problem, or a sentence that there is none."""
     if not problems:
         return printable(f"{location} is sound: the database and every record in it")
@@ -72,7 +72,7 @@ def _at(document: dict[str, Any], name: str) -> Any:
     return found
 
 
-def _list_table(name: str, items: Sequence[dict[str, Any]]) -> Table:
+def _list_table(name: str, items: Sequence[dict[str, Any]]) -> Sheet:
     flat = [dict(_flat(item)) for item in items]
     columns = [column for column in _COLUMNS[name] if any(item.get(column) is not None for item in flat)]
     return _table(name, columns, [[_text(column, item.get(column)) for column in columns] for item in flat])
@@ -110,14 +110,8 @@ def _number(name: str, value: float) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _table(title: str | None, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=title and Text(printable(title)), title_justify="left", box=box.SIMPLE_HEAD)
-    for column in columns:
-        table.add_column(column, overflow="fold")
+def _table(title: str | None, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Sheet:
+    sheet = Sheet(title, columns)
     for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
-    return table
+        sheet.add_row(*row)
+    return sheet

@@ -12,11 +12,11 @@ from reports.info.origin import KNOBS, origin_sentence, search_words
 from reports.info.verdict import verdict_info
 from reports.info.words import percent
 from reports.pages.page import Page
+from reports.tables import Sheet
 from store.records import PolicySearch, RunRecord
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-    from rich.table import Table
     from rich.text import Text
 
 COLOURS = {"good": "green", "bad": "red", "neutral": "yellow"}
@@ -33,12 +33,9 @@ def run_summary(run: RunRecord) -> list[RenderableType]:
 
 def search_summary(search: PolicySearch) -> list[RenderableType]:
     """A search for a policy that found none: all it tried."""
-    from rich.table import Table
-
     words = search_words(search)
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for heading in (KNOBS.get(search.knob, search.knob), "rise of loss", "95 % interval"):
-        table.add_column(heading, justify="right")
+    headings = (KNOBS.get(search.knob, search.knob), "rise of loss", "95 % interval")
+    table = Sheet(None, headings, right=headings, ruled=False)
     for point in search.points:
         low, high = (percent(bound, signed=True) for bound in point.loss_rise_ci95)
         table.add_row(f"{point.value:g}", percent(point.loss_rise, signed=True), f"{low} to {high}")
@@ -65,12 +62,9 @@ def _summary(
     return [*shown, *(_text(f"Try next: {step}") for step in next_steps)]
 
 
-def _figures(figures: Sequence[KeyFigure]) -> Table:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-    for heading in ("", "before", "after", "change", ""):
-        table.add_column(heading, justify="right" if heading else "left")
+def _figures(figures: Sequence[KeyFigure]) -> Sheet:
+    numbers = ("before", "after", "change")
+    table = Sheet(None, ("", *numbers, ""), right=numbers, ruled=False)
     for figure in figures:
         change, interval = _text(figure.change, COLOURS[figure.tone]), _text(figure.interval, "dim")
         table.add_row(_text(figure.label), _text(figure.before), _text(figure.after), change, interval)

@@ -2,38 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
+from reports.info.words import plural
+from reports.tables import Sheet
 
-def trace_tables(info: dict[str, Any]) -> list[RenderableType]:
-    """Tables of what ``runtime.trace.show.show_info`` returns: the trace, its balance, its layers, its warnings."""
+SHOWN_LAYERS = 8
+
+
+def trace_tables(info: dict[str, Any], *, all_layers: bool = False) -> list[RenderableType]:
+    """Tables of what ``runtime.trace.show.show_info`` returns: the trace, its balance, its layers, its warnings.
+
+    Of many layers those whose devices are least even are shown, unless ``all_layers``.
+    """
     return [
         _facts(info),
         _balance(info["balance"]),
-        _layers(info),
+        *_layers(info, all_layers=all_layers),
         *(Text(f"warning: {warning}", style="yellow") for warning in info["warnings"]),
         *(Text(f"note: {note}") for note in info["notes"]),
     ]
 
 
-def _facts(info: dict[str, Any]) -> Table:
+def _facts(info: dict[str, Any]) -> Sheet:
     meta, tokens = info["meta"], info["tokens"]
-    table = _table(f"{info['path']}: {'a routing trace' if info['kind'] == 'routing' else 'a load profile'}")
-    table.add_column("")
-    table.add_column("value")
+    kind = "a routing trace" if info["kind"] == "routing" else "a load profile"
+    table = Sheet(f"{info['path']}: {kind}", ("what", "value"))
     table.add_row("model", _text(meta["model"]))
     table.add_row("engine", _text(" ".join(filter(None, (meta["engine"], meta["engine_version"]))) or None))
-    shape = f"{meta['moe_layers']} layers × {meta['num_experts']} experts, top-{meta['top_k'] or '?'}"
+    shape = (
+        f"{plural(meta['moe_layers'], 'layer')} × {plural(meta['num_experts'], 'expert')}, top-{meta['top_k'] or '?'}"
+    )
     table.add_row("shape", Text(shape))
     table.add_row("tokens", _text(", ".join(f"{count} {_words(name)}" for name, count in tokens.items() if count)))
     if info["kind"] == "routing":
         sequences = info["sequences"]
         lengths = f"{sequences['tokens_min']} to {sequences['tokens_max']} tokens, median {sequences['tokens_median']}"
-        table.add_row("sequences", Text(f"{sequences['count']} of {lengths}" if sequences["count"] else "none"))
+        table.add_row("sequences", Text(f"{sequences['count']:,} of {lengths}" if sequences["count"] else "none"))
         table.add_row("recorded steps", _text(info["steps"]))
         importance = info["importance"]
         if importance is not None:
@@ -47,24 +56,42 @@ def _facts(info: dict[str, Any]) -> Table:
     return table
 
 
-def _balance(balance: dict[str, Any]) -> Table:
-    table = _table(f"Balance over {balance['devices']} devices ({balance['placement']}) and over single experts")
-    table.add_column("formula")
-    for heading in ("devices", "experts"):
-        table.add_column(heading, justify="right")
-    table.add_column("is")
+def _balance(balance: dict[str, Any]) -> Sheet:
+    over = f"{plural(balance['devices'], 'device')} ({balance['placement']})"
+    headings = ("formula", "devices", "experts", "is")
+    table = Sheet(f"Balance over {over} and over single experts", headings, right=("devices", "experts"))
     for name, meaning in balance["formulas"].items():
         table.add_row(name, _number(balance["by_device"][name]), _number(balance["by_expert"][name]), Text(meaning))
     return table
 
 
-def _layers(info: dict[str, Any]) -> Table:
-    table = _table("The layers")
-    for heading in ("layer", "share high", "low", "ratio", "device max/mean", "Gini", "expert max/mean", "Gini"):
-        table.add_column(heading, justify="right")
-    table.add_column("activated per device and step" if info.get("steps") else "experts used per device")
-    table.add_column("hottest experts (times the mean)")
-    for layer in info["layers"]:
+def _layers(info: dict[str, Any], *, all_layers: bool) -> list[RenderableType]:
+    layers = info["layers"]
+    shown = layers if all_layers else _least_even(layers)
+    numbers = ("layer", "share high", "low", "ratio", "device max/mean", "Gini", "expert max/mean", "Gini")
+    per_device = "activated per device and step" if info.get("steps") else "experts used per device"
+    title = "The layers"
+    if len(shown) < len(layers):
+        title = f"{len(shown)} of {len(layers)} layers: those whose devices are least even"
+    table = Sheet(title, (*numbers, per_device, "hottest experts (times the mean)"), right=range(len(numbers)))
+    _add_layers(table, shown)
+    if len(shown) == len(layers):
+        return [table]
+    return [table, Text("--all-layers shows every layer here; --json has every figure of each.")]
+
+
+def _least_even(layers: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of many layers the few whose busiest device is furthest above the mean, in the layers' order."""
+
+    def excess(place: int) -> float:
+        return float(layers[place]["by_device"]["max_over_mean"] or 0.0)
+
+    worst = sorted(range(len(layers)), key=excess, reverse=True)[:SHOWN_LAYERS]
+    return [layers[place] for place in sorted(worst)]
+
+
+def _add_layers(table: Sheet, layers: Sequence[dict[str, Any]]) -> None:
+    for layer in layers:
         importance = layer["importance"] or {}
         activated = layer["activated_experts_per_device_and_step"]
         per_device = (
@@ -78,11 +105,6 @@ def _layers(info: dict[str, Any]) -> Table:
             Text(" ".join(per_device)),
             Text(" ".join(hot)),
         )
-    return table
-
-
-def _table(title: str) -> Table:
-    return Table(title=Text(title), title_justify="left")
 
 
 def _text(value: object) -> Text:

@@ -150,6 +150,10 @@ def show(
     format_name: FormatOption = None,
     num_experts: NumExpertsOption = None,
     top_k: TopKOption = None,
+    all_layers: Annotated[
+        bool,
+        typer.Option("--all-layers", help="Show every layer, not only the eight whose devices are least even."),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Show what is in a trace: tokens, importance and load balance by layer, hot experts, and dirt.
@@ -169,7 +173,7 @@ def show(
     if as_json:
         emit_json(info)
     else:
-        print_tables(*trace_tables(info))
+        print_tables(*trace_tables(info, all_layers=all_layers))
 
 
 @app.command()
