@@ -9,6 +9,8 @@ Figures leave out 50 warm-up steps.
 - *same cache*: ``budget`` at the removed importance of ``caee`` on this cache: its cut over that of ``caee``.
 - *against lfu*: ``budget`` at the removed importance of ``caee`` with ``lfu``: what it cuts with this cache over what
   ``caee`` cuts with ``lfu``, both counted from ``router`` with ``lfu``.
+- *fixed*: the same of ``budget`` at that fixed price which removes as much over the whole run: what its controller,
+  which cannot know that price beforehand, is measured by. Of ``lfu``, plain, and aged and admitting.
 
 ``--half 0`` and ``--half 1`` take every other sequence, to tune on one and hold out the other.
 """
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,17 +44,20 @@ from runtime.trace.records import LoadProfile, RoutingTrace, TraceSource
 SHARED_TRACE = Path(__file__).parents[2] / "shared" / "data" / "routing" / "gpt_oss_20b" / "decode.jsonl.gz"
 WARMUP_STEPS = 50
 MACHINES = ("8:4x96", "16:8x48")
+AGED = tuple(f"lfu:decay={decay},admit=1" for decay in (0.97, 0.98, 0.99))
 CACHES = (
     "lfu",
     "lru",
     "lfu:decay=0.98",
     "lfu:admit=1",
-    "lfu:decay=0.98,admit=1",
+    *AGED,
     "forecast",
     "forecast:prefetch=1",
     "belady",
 )
 THETAS = (0.8, 0.7)
+PRICES = (0.1, 1000.0)
+PRICE_STEPS = 14
 POLICIES = (
     "router",
     *(f"caee:theta={theta}" for theta in THETAS),
@@ -142,6 +148,12 @@ def grid(bench: Bench) -> dict[str, Any]:
     ]
     matched = list(dict.fromkeys(matched))
     found |= dict(zip(matched, bench.run(matched), strict=True))
+    fixed = {
+        (theta, cache, source): at_fixed_price(bench, cache, found[f"caee:theta={theta}", source].removed_importance)
+        for cache in ("lfu", *AGED)
+        for theta in THETAS
+        for source in {cache, "lfu"}
+    }
 
     def misses(policy: str, cache: str) -> float:
         return found[policy, cache].max_device_misses_per_step
@@ -151,6 +163,13 @@ def grid(bench: Bench) -> dict[str, Any]:
         epsilon = found[caee, baseline].removed_importance
         before = misses("router", baseline)
         return (before - misses(f"budget:epsilon={epsilon:.9g}", cache)) / (before - misses(caee, baseline))
+
+    def fixed_ratio(theta: float, cache: str, baseline: str) -> float | None:
+        figures = fixed.get((theta, cache, baseline))
+        if figures is None:
+            return None
+        before = misses("router", baseline)
+        return (before - figures.max_device_misses_per_step) / (before - misses(f"caee:theta={theta}", baseline))
 
     return {
         "cells": [
@@ -170,11 +189,25 @@ def grid(bench: Bench) -> dict[str, Any]:
                 "cache": cache,
                 "same_cache": ratio(theta, cache, cache),
                 "against_lfu": ratio(theta, cache, "lfu"),
+                "same_cache_fixed": fixed_ratio(theta, cache, cache),
+                "against_lfu_fixed": fixed_ratio(theta, cache, "lfu"),
             }
             for theta in THETAS
             for cache in CACHES
         ],
     }
+
+
+def at_fixed_price(bench: Bench, cache: str, removed: float) -> PassFigures:
+    """``budget`` at the price that removes most nearly ``removed``, found by halving the interval of log prices."""
+    low, high = (math.log(price) for price in PRICES)
+    tried: list[PassFigures] = []
+    for _ in range(PRICE_STEPS):
+        middle = (low + high) / 2
+        tried += bench.run([(f"budget:price={math.exp(middle):.9g}", cache)])
+        too_much = tried[-1].removed_importance > removed
+        low, high = (middle, high) if too_much else (low, middle)
+    return min(tried, key=lambda figures: abs(figures.removed_importance - removed))
 
 
 def show(console: Console, machine: str, figures: dict[str, Any]) -> None:
@@ -191,10 +224,12 @@ def show(console: Console, machine: str, figures: dict[str, Any]) -> None:
         table.add_row(policy, *(f"{cell['cut']:.1%} {cell['removed_importance']:.4f}" for cell in row))
     console.print(table)
     ratios = Table(title="budget at the removed importance of caee, cut over its cut", title_justify="left")
-    for name in ("theta", "cache", "same cache", "against lfu"):
+    for name in ("theta", "cache", "same cache", "against lfu", "same cache, fixed", "against lfu, fixed"):
         ratios.add_column(name, justify="right")
     for row in figures["ratios"]:
-        ratios.add_row(f"{row['theta']:g}", row["cache"], f"{row['same_cache']:.2f} ×", f"{row['against_lfu']:.2f} ×")
+        columns = ("same_cache", "against_lfu", "same_cache_fixed", "against_lfu_fixed")
+        shown = ("–" if row[column] is None else f"{row[column]:.3f} ×" for column in columns)
+        ratios.add_row(f"{row['theta']:g}", row["cache"], *shown)
     console.print(ratios)
 
 
