@@ -106,16 +106,16 @@ class TraceRunSession:
     def __init__(self, options: TraceRunOptions, ranks: Ranks) -> None:
         self.options = options
         self.ranks = ranks
+        shape = options.shape
+        if ranks.world > shape.num_experts:
+            raise UsageError(f"{ranks.world} devices share {shape.num_experts} experts", hint="give fewer --devices")
         own = own_device(options.devices)
         self.devices = all_devices(own, ranks)
         self.device = torch_device(own)
         if self.device.type == "cpu":
             share_processors(ranks)
         self._ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world))
-        shape = options.shape
         self.dtype = STORED_DTYPES.get(options.dtype) or stored_dtype(shape) or torch.bfloat16
-        if ranks.world > shape.num_experts:
-            raise UsageError(f"{ranks.world} devices share {shape.num_experts} experts", hint="give fewer --devices")
         self.placement_N = contiguous_placement(shape.num_experts, ranks.world)
         self.mine = np.flatnonzero(self.placement_N == ranks.rank)
         self.costs, self.layout = self._layout()

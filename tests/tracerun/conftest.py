@@ -93,6 +93,11 @@ def make_shape() -> Callable[..., MoeShape]:
 
 
 @pytest.fixture
+def tiny_config() -> dict[str, Any]:
+    return dict(CONFIG)
+
+
+@pytest.fixture
 def make_options(tmp_path: Path, make_shape: Callable[..., MoeShape]) -> Callable[..., TraceRunOptions]:
     """Options of a run of a tiny trace."""
 
