@@ -19,6 +19,7 @@ HERE = Path(__file__).parent
 DATA = Path(os.environ.get("CAEE_BENCH_DATA", HERE.parent.parent / "shared" / "data"))
 TRACE = DATA / "routing" / "gpt_oss_20b" / "decode.jsonl.gz"
 LOADS = DATA / "routing" / "deepseek_v3_sglang" / "decode_in1000out1000.json"
+GPT_OSS = DATA / "configs" / "aic__openai--gpt-oss-20b.json"
 TABLES = tuple(DATA / "hw" / "moe_kernels" / f"{gpu}_sxm_moe_vllm_0.24.0_moe_perf.parquet" for gpu in ("h100", "h200"))
 
 
@@ -40,7 +41,14 @@ BENCHMARKS = (
     Benchmark("engine.py", "decode step against the stock model; overlap; fetching against the probe's raw path"),
     Benchmark("offload.py", "decoding from disk against transformers' own disk offload", modules=("accelerate",)),
     Benchmark("memory.py", "memory of a run on a checkpoint of 6 GB"),
+    Benchmark("frontier.py", "time against loss of caee and budget on the demo model, and what re-routing is worth"),
     Benchmark("trace_record.py", "what recording costs"),
+    Benchmark(
+        "trace_run.py",
+        "a trace-driven run beside its simulation, fetch by fetch and in time",
+        ("--trace", TRACE, "--shape", GPT_OSS),
+        (TRACE, GPT_OSS),
+    ),
     Benchmark("kernel_tables.py", "layer times predicted from activated experts", TABLES, TABLES),
     Benchmark("probe_peers.py", "memory and disk beside STREAM and fio"),
     Benchmark(
