@@ -43,6 +43,7 @@ BENCHMARKS = (
     Benchmark("memory.py", "memory of a run on a checkpoint of 6 GB"),
     Benchmark("frontier.py", "time against loss of caee and budget on the demo model, and what re-routing is worth"),
     Benchmark("trace_record.py", "what recording costs"),
+    Benchmark("signals.py", "what telling of every step costs"),
     Benchmark(
         "trace_run.py",
         "a trace-driven run beside its simulation, fetch by fetch and in time",
