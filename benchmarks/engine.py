@@ -1,120 +1,266 @@
-"""The live engine against what it stands on, in interleaved pairs.
+"""The live engine against what it stands on, everything in turn with its peer.
 
-    python benchmarks/engine.py [--pairs N]
+    python benchmarks/engine.py [--rounds N]
 
 1. Time per output token with the adapter attached, all experts on the device and nothing pruned, against the stock
-   model of transformers, on layers of some milliseconds.
-2. Bytes per second of the transfer engine, checkpoint to slot, against the probe's raw reads of the same bytes.
+   model of transformers, in pairs of decode steps on the same tokens, on layers of 5 ms or more.
+2. A decode step whose fetches run beside the experts already there, against the same step with fetch and computation
+   one after the other.
+3. Bytes per second of the transfer engine, from disk and from host memory into slots, against the raw path that `caee
+   probe` measures, over the same bytes, for experts of 1 MB and more.
 
-Prints medians of paired ratios with 95 % intervals; exit code 1 where the two models' texts differ.
+Prints medians of paired ratios with 95 % intervals. Exit code 1 where the two models' tokens differ, or where an
+interval lies wholly beyond what is wanted: 1.05 for the first, 0.9 for the third.
 """
 
 from __future__ import annotations
 
 import argparse
+import inspect
+import random
+import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
-from trace_record import BATCH, EXPERTS, LAYERS, NEW_TOKENS, build_checkpoint, open_session
+from checkpoints import Shape, open_session, write_checkpoint
 
 from probes.disk import DirectFile, aligned_buffer
-from runtime.experts.transfer import DiskSource, Request, TransferEngine
-from runtime.statistics import paired_ratio
-from runtime.worker import RankSession
+from probes.sampling import median_interval
+from runtime.experts.transfer import DiskSource, ExpertSource, HostSource, Request, Ticket, TransferEngine
 
+LAYERS, EXPERTS = 4, 16
+SMALL = Shape(layers=LAYERS, experts=EXPERTS, top_k=4, hidden=320, intermediate=320)
+LARGE = Shape(layers=LAYERS, experts=EXPERTS, top_k=4, hidden=1024, intermediate=384)
+BATCH, STEPS = 8, 80
+PROMPTS = tuple("ABCDEFGH"[n] * 16 for n in range(BATCH))
+MOST_RATIO = 1.05
+LEAST_BANDWIDTH = 0.9
 READS = 48
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=7)
-    pairs = parser.parse_args().pairs
-    with tempfile.TemporaryDirectory() as folder:
-        build_checkpoint(Path(folder))
-        session = open_session(Path(folder))
-        try:
-            session.execution.fill_caches()
-            same = compare_models(session, Path(folder), pairs)
-            compare_reads(session, pairs)
-        finally:
-            session.close()
-    return 0 if same else 1
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=24, help="of reads; steps are 4 times as many")
+    rounds = parser.parse_args().rounds
+    with tempfile.TemporaryDirectory() as temporary:
+        small, large = Path(temporary) / "small", Path(temporary) / "large"
+        write_checkpoint(small, SMALL)
+        write_checkpoint(large, LARGE)
+        good = [compare_models(small, 4 * rounds)]
+        for tier in ("disk", "host"):
+            compare_overlap(large, tier, max(2, rounds // 8))
+        good += [compare_reads(folder, tier, rounds) for folder in (small, large) for tier in ("disk", "host")]
+    return 0 if all(good) else 1
 
 
-def compare_models(session: RankSession, folder: Path, pairs: int) -> bool:
-    """Print TPOT with the adapter ÷ stock TPOT; whether both wrote the same tokens."""
+def shown(ratios: Sequence[float]) -> tuple[float, tuple[float, float], str]:
+    """Median, its interval, and both in words."""
+    median = statistics.median(ratios)
+    low, high = median_interval(ratios) or (min(ratios), max(ratios))
+    return median, (low, high), f"{median:.3f} [{low:.3f}, {high:.3f}] over {len(ratios)} pairs"
+
+
+# 1 --------------------------------------------------------------------------------------------------------------------
+
+
+def compare_models(folder: Path, steps: int) -> bool:
+    """Print a step's time with the adapter ÷ that of the stock model; whether both say the same and it is near 1."""
     from transformers import AutoModelForCausalLM
 
-    stock = AutoModelForCausalLM.from_pretrained(folder, dtype=session.dtype).eval()
-    prompts = session.encoded_prompts()
-    ours, theirs, same = [], [], True
-    for pair in range(pairs + 1):
-        done = session.run_pass(prompts, session.router)
-        seconds, tokens = decode_stock(stock, prompts)
-        same = same and tokens == done.token_ids
-        if pair > 0:  # the first pair warms up
-            ours.append(done.tpot_seconds)
-            theirs.append(seconds)
-    ratio = paired_ratio(theirs, ours, seed=0)
-    layer = float(np.median(theirs)) / LAYERS
-    sys.stdout.write(
-        f"TPOT, adapter ÷ stock: {ratio.ratio:.3f} [{ratio.ci95[0]:.3f}, {ratio.ci95[1]:.3f}] "
-        f"over {pairs} pairs, batch {BATCH}, {layer * 1e3:.1f} ms a layer; same tokens: {same}\n"
-    )
-    return same
+    stock = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    session = open_session(folder, tier="device", prompts=PROMPTS, batch_size=BATCH)
+    try:
+        session.execution.fill_caches()
+        ids = torch.tensor(session.encoded_prompts())
+        sides = [our_step(session), their_step(stock)]
+        chance, same, pairs = random.Random(0), True, []
+        for number in range(steps + 3):
+            order = [0, 1]
+            chance.shuffle(order)
+            seconds, chosen = [0.0, 0.0], [[], []]
+            for side in order:
+                start = time.perf_counter()
+                chosen[side] = sides[side](ids)
+                seconds[side] = time.perf_counter() - start
+            same = same and chosen[0] == chosen[1]
+            ids = torch.tensor(chosen[1])[:, None]
+            if number >= 3:  # prefill and warming up
+                pairs.append(seconds)
+    finally:
+        session.close()
+    layer = statistics.median(theirs for _, theirs in pairs) / LAYERS
+    _, (low, _), words = shown([ours / theirs for ours, theirs in pairs])
+    print(f"TPOT, adapter ÷ stock: {words}, batch {BATCH}, {layer * 1e3:.1f} ms a layer; same tokens: {same}")
+    return same and low <= MOST_RATIO
 
 
-@torch.inference_mode()
-def decode_stock(model: torch.nn.Module, prompts: list[list[int]]) -> tuple[float, list[list[int]]]:
-    """Seconds per output token of the stock model, decoding greedily, and its tokens."""
+def our_step(session: Any) -> Callable[[torch.Tensor], list[int]]:
+    """The engine's next step on given ids [B, S]: the likeliest tokens."""
+    key_values, length = session.model.begin(), 0
+
+    @torch.inference_mode()
+    def step(ids: torch.Tensor) -> list[int]:
+        nonlocal length
+        prefill, length = length == 0, length + ids.shape[1]
+        mask = torch.ones((len(ids), length), dtype=torch.int64)
+        logits, _ = session.model.step(ids, mask, key_values, session.router, prefill=prefill)
+        chosen: list[int] = logits.argmax(-1).tolist()
+        return chosen
+
+    return step
+
+
+def their_step(model: Any) -> Callable[[torch.Tensor], list[int]]:
     from transformers import DynamicCache
 
-    cache = DynamicCache()
-    ids = torch.tensor(prompts)
-    chosen = model(input_ids=ids, past_key_values=cache, logits_to_keep=1).logits[:, -1].argmax(-1)
-    tokens = [chosen.tolist()]
-    start = time.perf_counter()
-    while len(tokens) < NEW_TOKENS:
-        chosen = model(input_ids=chosen[:, None], past_key_values=cache, logits_to_keep=1).logits[:, -1].argmax(-1)
-        tokens.append(chosen.tolist())
-    return (time.perf_counter() - start) / (NEW_TOKENS - 1), np.array(tokens).T.tolist()
+    # Newer families of transformers call it `cache`.
+    name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+    kept = {name: DynamicCache()}
+
+    @torch.inference_mode()
+    def step(ids: torch.Tensor) -> list[int]:
+        chosen: list[int] = model(input_ids=ids, logits_to_keep=1, **kept).logits[:, -1].argmax(-1).tolist()
+        return chosen
+
+    return step
 
 
-def compare_reads(session: RankSession, pairs: int) -> None:
-    """Print the transfer engine's bytes per second ÷ those of plain direct reads."""
-    source = DiskSource(session.index)
-    engine = TransferEngine(session.backend, source, session.pool)
-    wanted = [(number % LAYERS, number % EXPERTS) for number in range(READS)]
-    requests = [Request(layer, expert, number % 8) for number, (layer, expert) in enumerate(wanted)]
-    reads = [read for layer, expert in wanted for read in session.index.reads[layer][expert]]
-    files = {read.path: DirectFile(read.path) for read in reads}
-    spans = [files[read.path].span_bytes(read.offset, read.size_bytes) for read in reads]
-    buffer = aligned_buffer(max(spans))
-    raw, fetched = [], []
-    for pair in range(pairs + 1):
+# 2 --------------------------------------------------------------------------------------------------------------------
+
+
+class InTurn:
+    """The transfer engine, which waits for every fetch before anything computes where ``in_turn`` is set."""
+
+    def __init__(self, engine: TransferEngine) -> None:
+        self._engine = engine
+        self.in_turn = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def fetch(self, requests: Sequence[Request]) -> Ticket:
+        ticket = self._engine.fetch(requests)
+        if self.in_turn:
+            ticket.wait()
+        return ticket
+
+
+def compare_overlap(folder: Path, tier: str, rounds: int) -> None:
+    """Print a step's time with overlap ÷ in turn: every step twice from the same caches, once in each way."""
+    experts = LAYERS * EXPERTS // 2
+    session = open_session(folder, tier=tier, prompts=PROMPTS, batch_size=BATCH, cache_experts=experts)
+    try:
+        transfers = InTurn(session.transfers)
+        session.execution._transfers = transfers
+        prompts = torch.tensor(session.encoded_prompts())
+        our_step(session)(prompts)  # fills the caches
+        ratios, seconds = [], []
+        for number in range(rounds):
+            snapshot = session.execution.snapshot()
+            passes = []
+            for first in (number % 2, 1 - number % 2):
+                session.execution.restore(snapshot)
+                transfers.in_turn = False
+                passes.append(decode_in_turn(our_step(session), prompts, transfers, first))
+            for one, other in zip(*passes, strict=True):
+                beside, after = (one, other) if not one[0] else (other, one)
+                ratios.append(beside[1] / after[1])
+                seconds.append(after[1])
+    finally:
+        session.close()
+    _, _, words = shown(ratios)
+    layer = statistics.median(seconds) / LAYERS
+    print(f"layer, fetches beside ÷ before what is there, {tier}: {words}, {layer * 1e3:.1f} ms in turn")
+
+
+def decode_in_turn(
+    step: Callable[[torch.Tensor], list[int]], prompts: torch.Tensor, transfers: InTurn, first: int
+) -> list[tuple[bool, float]]:
+    """Seconds of every decode step, every other of which fetches before it computes."""
+    chosen, found = step(prompts), []
+    for number in range(STEPS // 4):
+        transfers.in_turn = number % 2 == first
         start = time.perf_counter()
+        chosen = step(torch.tensor(chosen)[:, None])
+        found.append((transfers.in_turn, time.perf_counter() - start))
+    return found
+
+
+# 3 --------------------------------------------------------------------------------------------------------------------
+
+
+def compare_reads(folder: Path, tier: str, rounds: int) -> bool:
+    """Print the transfer engine's bytes per second ÷ those of the raw path; whether they are near enough."""
+    session = open_session(folder, tier="disk", prompts=PROMPTS, batch_size=BATCH, cache_experts=1)
+    index, wanted = session.index, [(number % LAYERS, number % EXPERTS) for number in range(READS)]
+    with ExitStack() as stack:
+        stack.callback(session.close)
+        source: ExpertSource = DiskSource(index)
+        raw = raw_reads(session, wanted, stack)
+        if tier == "host":
+            source = HostSource(index, session.backend, sorted(set(wanted)))
+            raw = raw_copies(session, source, wanted)
+        engine = TransferEngine(session.backend, source, session.pool)
+        stack.callback(engine.close)
+        requests = [Request(layer, expert, number % 8) for number, (layer, expert) in enumerate(wanted)]
+        contenders = [raw, lambda: engine.fetch(requests).wait()]
+        chance, pairs = random.Random(0), []
+        for number in range(rounds + 2):
+            order, seconds = [0, 1], [0.0, 0.0]
+            chance.shuffle(order)
+            for contender in order:
+                start = time.perf_counter()
+                contenders[contender]()
+                seconds[contender] = time.perf_counter() - start
+            if number >= 2:
+                pairs.append(seconds)
+    rate = READS * index.expert_bytes / statistics.median(plain for plain, _ in pairs) / 1e9
+    _, (_, high), words = shown([plain / ours for plain, ours in pairs])
+    print(
+        f"bandwidth, engine ÷ raw, {tier}: {words}, experts of {index.expert_bytes / 1e6:.1f} MB, raw {rate:.2f} GB/s "
+        f"({source.mode or 'memory'})"
+    )
+    return high >= LEAST_BANDWIDTH
+
+
+def raw_reads(session: Any, wanted: list[tuple[int, int]], stack: ExitStack) -> Callable[[], None]:
+    """The probe's reads of the very bytes that the engine fetches."""
+    reads = [read for layer, expert in wanted for read in session.index.reads[layer][expert]]
+    files = {path: stack.enter_context(DirectFile(path)) for path in {read.path for read in reads}}
+    buffer = aligned_buffer(max(files[read.path].span_bytes(read.offset, read.size_bytes) for read in reads))
+
+    def read_all() -> None:
         for read in reads:
             files[read.path].read_into(read.offset, read.size_bytes, buffer)
-        between = time.perf_counter()
-        engine.fetch(requests).wait()
-        end = time.perf_counter()
-        if pair > 0:
-            raw.append(between - start)
-            fetched.append(end - between)
-    engine.close()
-    for file in files.values():
-        file.close()
-    ratio = paired_ratio(fetched, raw, seed=0)
-    rate = READS * session.index.expert_bytes / float(np.median(raw)) / 1e9
-    sys.stdout.write(
-        f"bandwidth, engine ÷ raw reads: {ratio.ratio:.3f} [{ratio.ci95[0]:.3f}, {ratio.ci95[1]:.3f}], "
-        f"experts of {session.index.expert_bytes / 1e6:.1f} MB, raw {rate:.2f} GB/s ({source.mode})\n"
-    )
+
+    return read_all
+
+
+def raw_copies(session: Any, source: ExpertSource, wanted: list[tuple[int, int]]) -> Callable[[], None]:
+    """The probe's copies, from where the experts wait to as many places as the engine has slots."""
+    backend, size = session.backend, session.index.expert_bytes
+    places = [backend.device_buffer(size) for _ in range(8)]
+    pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
+    unused = torch.empty(0, dtype=torch.uint8)
+    for number, (layer, expert) in enumerate(wanted):
+        parts: list[torch.Tensor] = []
+        source.deliver(layer, expert, unused, lambda _, data, parts=parts: parts.append(data))
+        for part, place in zip(parts, places[number % 8].split([len(part) for part in parts]), strict=True):
+            pairs.append((place, part))
+
+    def copy_all() -> None:
+        for place, part in pairs:
+            backend.copy(place, part)
+        backend.synchronize()
+
+    return copy_all
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(main())
