@@ -61,6 +61,9 @@ _ParserError: type[Exception] = next(kind for kind in typer.BadParameter.__mro__
 
 def main() -> None:
     """Run the command line; the only place that exits the process."""
+    if os.environ.get("CAEE_DEBUG") != "1":
+        # What torch's libraries log about ranks that are gone, stack traces and all, we say in one message.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without UTF-8 is no reason to fail
     sys.exit(run_app(sys.argv[1:]))

@@ -69,7 +69,7 @@ def execute(request: RunRequest) -> tuple[RunRecord | PolicyRecord | None, str]:
     # The store is opened before the work: a run that cannot be kept should not take its time first.
     with open_store(request.store) as store, contextlib.ExitStack() as stack:
         store.require_writable()
-        options = _options(request, store)
+        options = _for_all_ranks(request, lambda: _options(request, store))
         with ended_by_interrupts():  # only now: they take seconds, and what is wrong should be said at once
             from probes.fingerprint import take_fingerprint
             from runtime.launch import launch, started_by_torchrun
@@ -173,6 +173,21 @@ def _options(request: RunRequest, store: Store) -> RunOptions:
         check_ranks=request.check_ranks,
         data_parallel=request.data_parallel,
     )
+
+
+def _for_all_ranks(request: RunRequest, prepare: Callable[[], RunOptions]) -> RunOptions:
+    """What ``prepare`` returns; where it fails on one of several hosts, the ranks on the others are told why."""
+    from probes.errors import CaeeError
+
+    try:
+        return prepare()
+    except CaeeError as error:
+        if int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ:
+            from runtime.parallel import end_together
+
+            with contextlib.suppress(CaeeError):  # it may be the devices that are wrong
+                end_together(error, devices_named(request.devices)[0].kind)
+        raise
 
 
 def checked_model(name: str | None, *, input_len: int | None, max_new_tokens: int) -> Path:

@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import datetime
 import os
+import queue
 import socket
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -25,6 +27,9 @@ from runtime.policy.types import Ints
 
 JOIN_TIMEOUT = datetime.timedelta(seconds=25)
 """How long ranks wait for each other, when they join and in every exchange of a step, before they give up."""
+
+JOIN_GRACE = datetime.timedelta(seconds=3)
+"""How much longer joining may take before it is given up from outside."""
 
 LOAD_TIMEOUT = datetime.timedelta(minutes=30)
 """How long they wait where one may be slower than another by far: hosts load at the pace of their disks. A rank that
@@ -114,12 +119,12 @@ class Ranks:
         except PeerLost:
             raise
         except Exception as error:
-            self._tell(error)
+            self.tell(error)
             raise
         self.gather(None)
         return prepared
 
-    def _tell(self, error: Exception) -> None:
+    def tell(self, error: Exception) -> None:
         """Say at the next ``gather`` of the others why this rank ends."""
         message, hint = (error.message, error.hint) if isinstance(error, CaeeError) else (first_line(error), None)
         failure = _Failure(rank=self.rank, host=socket.gethostname(), message=message, hint=hint)
@@ -148,9 +153,13 @@ def join(device_kind: str) -> Ranks:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     # gloo beside NCCL: objects and control flags travel over the CPU.
     backend = "gloo" if device_kind == "cpu" else f"cpu:gloo,{device_kind}:nccl"
-    try:
+
+    def enter() -> Any:
         dist.init_process_group(backend, timeout=JOIN_TIMEOUT)
-        patient = dist.new_group(backend="gloo", timeout=LOAD_TIMEOUT)
+        return dist.new_group(backend="gloo", timeout=LOAD_TIMEOUT)
+
+    try:
+        patient = _within(JOIN_TIMEOUT + JOIN_GRACE, enter)
     except (RuntimeError, ValueError, dist.DistError) as error:
         raise RunError(
             f"this rank could not join the other {world - 1}: {first_line(error)}",
@@ -158,6 +167,39 @@ def join(device_kind: str) -> Ranks:
             "network interface with GLOO_SOCKET_IFNAME where there are several",
         ) from error
     return Ranks(rank=dist.get_rank(), world=dist.get_world_size(), patient=patient)
+
+
+def end_together(error: Exception, device_kind: str) -> None:
+    """Tell the other ranks why this one does not take part, when they come to ``all_or_none``, or find none to tell."""
+    with contextlib.suppress(RunError):
+        ranks = join(device_kind)
+        try:
+            ranks.from_first(None)  # where the others get what decides
+            ranks.tell(error)
+        finally:
+            leave(ranks)
+
+
+def _within(limit: datetime.timedelta, action: Callable[[], T]) -> T:
+    """What ``action`` returns or raises, or a ``RuntimeError`` after ``limit``: not all of torch's waiting ends by
+    itself, as when something else listens at the master's port. A thread that never returns goes with the process."""
+    done: queue.SimpleQueue[tuple[T | None, BaseException | None]] = queue.SimpleQueue()
+
+    def act() -> None:
+        try:
+            done.put((action(), None))
+        except BaseException as error:
+            done.put((None, error))
+
+    threading.Thread(target=act, daemon=True, name="join").start()
+    try:
+        value, error = done.get(timeout=limit.total_seconds())
+    except queue.Empty:
+        master = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        raise RuntimeError(f"no rank answers at {master}, or none can reach another") from None
+    if error is not None:
+        raise error
+    return cast(T, value)
 
 
 def leave(ranks: Ranks) -> None:

@@ -132,6 +132,8 @@ def _warnings(options: RunOptions, report: RankReport) -> tuple[str, ...]:
     found = list(options.notes)
     if len(report.baseline[0]) < FEWEST_PAIRS:
         found.append(f"fewer than {FEWEST_PAIRS} pairs: the intervals of the gain say little")
+    if options.data_parallel and len(report.devices) > 1:
+        found.append("data-parallel: each device computed the dense layers of its own share of the sequences")
     if options.cache_experts is not None and options.cache_experts > report.experts_per_device:
         found.append(f"--cache-experts {options.cache_experts}: a device holds {report.experts_per_device}, all cached")
     if report.read_reason is not None and options.tier == "disk":

@@ -149,7 +149,6 @@ class Place:
             "MASTER_ADDR": "127.0.0.1" if hosts is None else hosts.addresses[0],
             "MASTER_PORT": str(self.port),
             "OMP_NUM_THREADS": "1",
-            "TORCH_CPP_LOG_LEVEL": "ERROR",
         }
         options = {
             "namespace": None if hosts is None else hosts.names[number],
@@ -161,6 +160,7 @@ class Place:
         }
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(PRELOADED)
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")  # as the command sets it, before torch is imported
         rank.process = context.Process(target=runpy.run_path, args=(str(PROGRAM), {"OPTIONS": options}))
         rank.process.start()
         self.ranks.append(rank)
@@ -240,11 +240,17 @@ def _torchrun(place: Place, hosts: Hosts, number: int) -> subprocess.Popen[str]:
     )
 
 
-def test_a_shard_that_one_host_lacks_ends_both_with_its_name(place: Place, hosts: Hosts) -> None:
+@pytest.mark.parametrize("missing", [True, False])
+def test_a_shard_missing_or_cut_off_on_one_host_ends_both_with_its_name(
+    place: Place, hosts: Hosts, missing: bool
+) -> None:
     broken = place.folder / "broken"
     shutil.copytree(place.model, broken)
     lost = sorted(broken.glob("*.safetensors"))[1]
-    lost.unlink()
+    if missing:
+        lost.unlink()
+    else:
+        lost.write_bytes(lost.read_bytes()[:-100])
     first = place.start(0, hosts=hosts)
     second = place.start(1, hosts=hosts, model=broken)
     assert second.join(ENOUGH_SECONDS) == 1

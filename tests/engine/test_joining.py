@@ -43,6 +43,14 @@ def test_a_port_in_use(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
         join("cpu")
 
 
+def test_a_port_where_something_else_listens(monkeypatch: pytest.MonkeyPatch, port: int) -> None:
+    """It takes the connection and says nothing, for which torch would wait for ever."""
+    describe(monkeypatch, port, rank=1)
+    monkeypatch.setattr(parallel, "JOIN_GRACE", datetime.timedelta(seconds=1))
+    with pytest.raises(RunError, match=f"no rank answers at localhost:{port}"):
+        join("cpu")
+
+
 @pytest.mark.parametrize("environment", [{}, {"WORLD_SIZE": "8"}, {"RANK": "0", "WORLD_SIZE": "1"}])
 def test_alone_without_a_launcher(monkeypatch: pytest.MonkeyPatch, environment: dict[str, str]) -> None:
     for name in ("RANK", "WORLD_SIZE"):
