@@ -42,6 +42,7 @@ BENCHMARKS = (
     Benchmark("offload.py", "decoding from disk against transformers' own disk offload", modules=("accelerate",)),
     Benchmark("memory.py", "memory of a run on a checkpoint of 6 GB"),
     Benchmark("frontier.py", "time against loss of caee and budget on the demo model, and what re-routing is worth"),
+    Benchmark("dequantise.py", "dequantising an expert against transformers' own functions"),
     Benchmark("trace_record.py", "what recording costs"),
     Benchmark("signals.py", "what telling of every step costs"),
     Benchmark(

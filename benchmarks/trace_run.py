@@ -1,0 +1,150 @@
+"""A trace-driven run beside what was predicted for it: gpt-oss-20b's routing and expert sizes, two CPU ranks, disk.
+
+    python benchmarks/trace_run.py --trace decode.jsonl.gz --shape gpt-oss-20b/config.json [--folder DIR]
+
+In this order, each the installed command in a process of its own: `caee probe` and `caee calibrate` at the experts'
+size; a short trace-driven run with the router's own choice, which tells what one expert's matmuls take; `caee simulate`
+on the calibrated disk with that compute, which is the prediction; then `caee run --trace` of the same steps and layers
+for `caee` and `budget`, in interleaved pairs. Prints both side by side. Under three minutes on an idle machine; on a
+busy one, or a disk that others use, the times say little. Exit code 1 where a run fetched anything else than simulated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from probes.units import format_seconds, format_size
+from runtime.models.config import read_moe_shape
+
+CAEE = Path(sys.executable).with_name("caee")
+DEVICES = 2
+POLICIES = ("caee:theta=0.8", "budget:epsilon=0.05")
+PART = ("--layers", 2, "--batch-size", 8, "--warmup-steps", 64)
+STEPS = 10
+PAIRS = 3
+SHORT_STEPS = 4
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trace", type=Path, required=True)
+    parser.add_argument("--shape", type=Path, required=True)
+    parser.add_argument("--folder", type=Path, help="on the disk to measure; default: the temporary folder's")
+    parser.add_argument("--pairs", type=int, default=PAIRS)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=options.folder, prefix="caee-bench-") as folder:
+        bench = Bench(Path(folder), options.trace.resolve(), options.shape.resolve(), options.pairs)
+        return bench.run()
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """Commands with a store of their own in ``folder``, which lies on the disk that is measured."""
+
+    folder: Path
+    trace: Path
+    shape: Path
+    pairs: int
+
+    def run(self) -> int:
+        shape = read_moe_shape(self.shape)
+        trace = self.folder / "trace.parquet"
+        self.caee("trace", "import", self.trace, "-o", trace, "--num-experts", shape.num_experts)
+        self.caee("probe", "--devices", f"cpu:{DEVICES}", "--sizes", shape.expert_bytes)
+        calibration = self.json("calibrate")
+        short = self.measured(trace, "router", SHORT_STEPS, 1)
+        compute, rest = (short["replay"][name] for name in ("expert_compute_seconds", "rest_seconds"))
+        predicted = self.predicted(trace, str(calibration["calibration_id"]), compute, rest)
+        measured = {policy: self.measured(trace, policy, STEPS, self.pairs) for policy in POLICIES}
+        first = measured[POLICIES[0]]
+        say(
+            f"\n{first['model']}: experts of {format_size(shape.expert_bytes)} ({shape.storage.name}) on disk, "
+            f"{first['workload']['cache_experts']} of {first['workload']['experts_per_device']} cached on each of "
+            f"{DEVICES} CPU ranks; {STEPS} steps of 8 tokens, {first['workload']['moe_layers']} MoE layers, "
+            f"{self.pairs} pairs. As calibrated one fetch takes "
+            f"{format_seconds(first['predicted']['seconds_per_expert'][0])}, as measured before one expert's matmuls "
+            f"{format_seconds(compute)}."
+        )
+        return 0 if show(measured, predicted) else 1
+
+    def measured(self, trace: Path, policy: str, steps: int, pairs: int) -> dict[str, Any]:
+        part = (*PART, "--steps", steps, "--pairs", pairs, "--devices", f"cpu:{DEVICES}", "--tier", "disk")
+        return self.json("run", "--trace", trace, "--shape", self.shape, "--policy", policy, *part)
+
+    def predicted(self, trace: Path, calibration: str, compute: float, rest: float) -> dict[str, dict[str, Any]]:
+        """Figures by policy, ``router`` too."""
+        names = ("router", *POLICIES)
+        machine = ("--machine", calibration, "--model", self.shape, "--devices", DEVICES, "--tier", "disk")
+        times = ("--staged", "--expert-compute-seconds", f"{compute:.9f}", "--dense-seconds", f"{rest:.9f}")
+        asked = [word for name in names for word in ("--policy", name)]
+        document = self.json("simulate", trace, *asked, *PART, "--steps", STEPS, *machine, *times)
+        return dict(zip(names, document["policies"], strict=True))
+
+    def json(self, *arguments: object) -> dict[str, Any]:
+        document: dict[str, Any] = json.loads(self.caee(*arguments, "--json"))
+        return document
+
+    def caee(self, *arguments: object) -> str:
+        words = [str(each) for each in arguments]
+        say(f"caee {' '.join(words)}")
+        environment = {**os.environ, "CAEE_STORE": str(self.folder / "store.db"), "HF_HUB_OFFLINE": "1"}
+        done = subprocess.run(
+            [str(CAEE), *words], stdout=subprocess.PIPE, text=True, env=environment, cwd=self.folder, check=False
+        )
+        if done.returncode != 0:
+            raise SystemExit(f"caee {words[0]} ended with exit code {done.returncode}")
+        return done.stdout
+
+
+def show(measured: dict[str, dict[str, Any]], predicted: dict[str, dict[str, Any]]) -> bool:
+    """A row for every kind of pass, and what was cut; whether all fetched what was simulated."""
+    rows: list[Sequence[str]] = [
+        ("pass", "TPOT measured", "simulated", "error", "cut measured", "simulated", "fetches")
+    ]
+    same = True
+    router = predicted["router"]
+    for policy, run in measured.items():
+        for name, key, figures in (("router", "baseline", router), (policy, "with_policy", predicted[policy])):
+            seconds, expected = run[key]["tpot_seconds"]["median"], figures["time_per_step_seconds"]["mean"]
+            totals = [misses * run["workload"]["pairs"] for misses in figures["misses_per_device"]]
+            equal = totals == run[key]["misses_per_device"]
+            same = same and equal
+            cuts = ("", "")
+            if key == "with_policy":
+                low, high = run["gain"]["tpot"]["ci95"]
+                cuts = (
+                    f"{1 - run['gain']['tpot']['ratio']:.1%} [{1 - high:.1%}, {1 - low:.1%}]",
+                    f"{1 - expected / router['time_per_step_seconds']['mean']:.1%}",
+                )
+            rows.append(
+                (
+                    name,
+                    format_seconds(seconds),
+                    format_seconds(expected),
+                    f"{expected / seconds - 1:+.1%}",
+                    *cuts,
+                    "as simulated" if equal else f"{run[key]['misses_per_device']}, simulated {totals}",
+                )
+            )
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    for row in rows:
+        say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    return same
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
