@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -28,6 +29,19 @@ KEYS = (
     "link_groups",
     "policy",
 )
+# What each of them holds: said where it holds something else.
+_FORMS = {
+    "scores": "numbers of at least 0, a list of one for each expert, for each token",
+    "selection_scores": "finite numbers, a list of one for each expert, for each token",
+    "top_k": "an integer from 1 to the number of experts",
+    "topk_ids": "for each token a list of top_k different experts, numbered from 0; -1 is an empty slot",
+    "token_mask": "true or false for each token",
+    "placement": "for each expert its device, numbered from 0",
+    "cost": "for each expert the seconds to move it, at least 0",
+    "resident": "true or false for each expert",
+    "link_groups": 'a list such as [{"devices": [0, 1], "factor": 1}], with 0 < factor ≤ 1',
+    "policy": 'such as "caee:theta=0.8" or {"name": "caee", "theta": 0.8}; docs/policies.md lists all',
+}
 
 
 def explain_case(document: object) -> dict[str, Any]:
@@ -69,11 +83,17 @@ def explain_case(document: object) -> dict[str, Any]:
 
 
 def read_inputs(document: object) -> tuple[PolicySpec, Tokens, Machine]:
-    """A case's policy, tokens and machine, checked. Raises ``CaseError``."""
+    """A case's policy, tokens and machine, checked. Raises ``CaseError``, always with a hint."""
     case = _case(document)
-    spec = _policy(case)
-    machine = _machine(case)
-    return spec, _tokens(case, len(machine.placement_NR)), machine
+    try:
+        spec = _policy(case)
+        machine = _machine(case)
+        return spec, _tokens(case, len(machine.placement_NR)), machine
+    except CaseError as error:
+        field = next((name for name in sorted(_FORMS, key=len, reverse=True) if error.message.startswith(name)), None)
+        if error.hint is not None or field is None:
+            raise
+        raise CaseError(error.message, hint=f"{field}: {_FORMS[field]}") from error
 
 
 def _reasons(spec: PolicySpec, summary: Summary, decision: Decision, machine: Machine) -> list[dict[str, Any]]:
@@ -85,7 +105,9 @@ def _reasons(spec: PolicySpec, summary: Summary, decision: Decision, machine: Ma
 
 def _case(document: object) -> dict[str, Any]:
     if not isinstance(document, Mapping):
-        raise CaseError(f"a case is a JSON object, not {_shown(document)}")
+        raise CaseError(
+            f"a case is a JSON object, not {_shown(document)}", hint="it holds scores, placement, cost and policy"
+        )
     for key in document:
         if key not in KEYS:
             raise CaseError(f"unknown key {key!r} in the case", hint=f"keys: {', '.join(KEYS)}")
@@ -233,7 +255,8 @@ def _truth(field: str, row: int, value: object) -> bool:
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
+    """As JSON spells it, in as many characters as a line has room for."""
+    text = json.dumps(value, ensure_ascii=False, default=repr)
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -134,7 +135,7 @@ def make_groups(link_groups: Sequence[tuple[Sequence[int], float]], devices: int
         if len(set(group)) != len(group):
             raise CaseError(f"link_groups, row {row}: a device appears twice in {list(group)}")
         if not 0 < factor <= 1:
-            raise CaseError(f"link_groups, row {row}: factor {factor} is not between 0 and 1")
+            raise CaseError(f"link_groups, row {row}: factor {_number(factor)} is not between 0 and 1")
     sizes = [len(group) for group, _ in link_groups]
     return LinkGroups(
         starts_G1=np.cumsum([0, *sizes], dtype=np.int64),
@@ -190,7 +191,12 @@ def _refuse_first(name: str, values: Floats, faulty: Bools, rows: Bools, problem
     """Raise for the first faulty value in a row that counts, if there is one."""
     counted = faulty & rows.reshape(-1, *[1] * (values.ndim - 1))
     for row, *column in np.argwhere(counted)[:1]:
-        raise CaseError(f"{name}, {_where(row, column, values)}: {values[(row, *column)]} {problem}")
+        raise CaseError(f"{name}, {_where(row, column, values)}: {_number(values[(row, *column)])} {problem}")
+
+
+def _number(value: float) -> str:
+    """As JSON spells it, which has no words of its own for what is not finite but those of JavaScript."""
+    return json.dumps(float(value))
 
 
 def _where(row: int, column: Sequence[int], values: Floats) -> str:

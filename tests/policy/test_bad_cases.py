@@ -35,17 +35,17 @@ def with_entry(path: tuple[Any, ...], value: Any) -> dict[str, Any]:
 
 
 FAULTS = [
-    (("scores", 1, 2), NAN, ["scores", "row 1", "nan"]),
-    (("scores", 1, 2), INFINITY, ["scores", "row 1", "inf"]),
+    (("scores", 1, 2), NAN, ["scores", "row 1", "NaN"]),
+    (("scores", 1, 2), INFINITY, ["scores", "row 1", "Infinity"]),
     (("scores", 1, 2), 10**400, ["scores", "row 1", "too large"]),
     (("scores", 2, 0), -0.1, ["scores", "row 2", "-0.1", "negative"]),
-    (("scores", 2, 0), "x", ["scores", "row 2", "'x'"]),
-    (("scores", 2, 0), True, ["scores", "row 2", "True"]),
-    (("scores", 2), None, ["scores", "row 2", "None"]),
+    (("scores", 2, 0), "x", ["scores", "row 2", '"x"']),
+    (("scores", 2, 0), True, ["scores", "row 2", "true"]),
+    (("scores", 2), None, ["scores", "row 2", "null"]),
     (("scores", 0), [1, 2, 3], ["scores", "row 0", "3", "4"]),
     (("scores",), {}, ["scores", "{}"]),
-    (("selection_scores", 0, 3), NAN, ["selection_scores", "row 0", "nan"]),
-    (("selection_scores", 1, 0), -INFINITY, ["selection_scores", "row 1", "inf"]),
+    (("selection_scores", 0, 3), NAN, ["selection_scores", "row 0", "NaN"]),
+    (("selection_scores", 1, 0), -INFINITY, ["selection_scores", "row 1", "-Infinity"]),
     (("selection_scores",), [[1, 2, 3, 4]], ["selection_scores", "1", "3"]),
     (("selection_scores", 2), [1], ["selection_scores", "row 2", "1", "4"]),
     (("topk_ids", 1, 0), 4, ["topk_ids", "row 1", "4"]),
@@ -58,7 +58,7 @@ FAULTS = [
     (("top_k",), 3, ["topk_ids", "row 0", "2", "3"]),
     (("top_k",), 5, ["top_k", "5", "4"]),
     (("top_k",), 0, ["top_k", "0"]),
-    (("top_k",), "2", ["top_k", "'2'"]),
+    (("top_k",), "2", ["top_k", '"2"']),
     (("token_mask", 1), 2, ["token_mask", "row 1", "2"]),
     (("token_mask",), [True], ["token_mask", "1", "3"]),
     (("placement", 3), -1, ["placement", "row 3", "-1", "negative"]),
@@ -66,11 +66,11 @@ FAULTS = [
     (("placement", 3), 0.5, ["placement", "row 3", "0.5"]),
     (("placement",), [0, 0, 1], ["cost", "4", "3"]),
     (("cost", 2), -1, ["cost", "row 2", "-1", "negative"]),
-    (("cost", 2), NAN, ["cost", "row 2", "nan"]),
-    (("cost", 2), INFINITY, ["cost", "row 2", "inf"]),
+    (("cost", 2), NAN, ["cost", "row 2", "NaN"]),
+    (("cost", 2), INFINITY, ["cost", "row 2", "Infinity"]),
     (("cost", 2), 1e9, ["cost", "row 2", "1e+09"]),
     (("cost",), [0.001], ["cost", "1", "4"]),
-    (("resident", 0), "yes", ["resident", "row 0", "'yes'"]),
+    (("resident", 0), "yes", ["resident", "row 0", '"yes"']),
     (("resident",), [True], ["resident", "1", "4"]),
     (("link_groups", 0, "devices"), [0, 2], ["link_groups", "row 0", "device 2"]),
     (("link_groups", 0, "devices"), [-1], ["link_groups", "row 0", "device -1"]),
@@ -78,7 +78,7 @@ FAULTS = [
     (("link_groups", 0, "devices"), 1, ["link_groups", "row 0", "1"]),
     (("link_groups", 0, "factor"), 0, ["link_groups", "row 0", "0"]),
     (("link_groups", 0, "factor"), 1.5, ["link_groups", "row 0", "1.5"]),
-    (("link_groups", 0, "factor"), NAN, ["link_groups", "row 0", "nan"]),
+    (("link_groups", 0, "factor"), NAN, ["link_groups", "row 0", "NaN"]),
     (("link_groups", 0), {"devices": [0]}, ["link_groups", "row 0"]),
     (("policy",), {"name": "cae"}, ["policy", "cae"]),
     (("policy",), {}, ["policy", "name"]),
@@ -113,6 +113,10 @@ def test_a_fault_names_field_row_and_value(path: tuple[Any, ...], value: Any, wo
         explain_case(with_entry(path, value))
     for word in words:
         assert word in caught.value.message
+    assert caught.value.hint, "every fault says what would be right"
+    for python in ("None", "True", "nan ", "inf "):
+        if path[0] != "policy":
+            assert python not in caught.value.message
 
 
 @pytest.mark.parametrize("key", ["scores", "placement", "cost", "policy"])
