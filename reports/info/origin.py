@@ -23,9 +23,10 @@ def origin_sentence(run: RunRecord) -> str | None:
     if run.max_quality_drop is not None and run.quality is not None:
         rise = loss_rise(run.quality)
         verdict = "within" if rise <= run.max_quality_drop else "above"
+        searched = run.policy_origin is not None and run.policy_origin.searched_here
+        start = "Measured afterwards, on other passages, the loss" if searched else "Held-out loss"
         parts.append(
-            f"Measured afterwards, on other passages, the loss changed by {percent(rise, signed=True)}, {verdict} the "
-            f"{percent(run.max_quality_drop)} allowed."
+            f"{start} changed by {percent(rise, signed=True)}, {verdict} the {percent(run.max_quality_drop)} allowed."
         )
     return " ".join(parts) or None
 
