@@ -58,7 +58,7 @@ class Progress:
 
     def expect(self, total: int) -> None:
         """So many calls of ``advance`` will follow."""
-        self._total = total
+        self._total = self._done + total
         self._write()
 
     def advance(self) -> None:

@@ -8,18 +8,14 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
-import json
-import os
 import pickle
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 
 from probes.backend import TorchBackend
-from probes.errors import DeviceError, InputError
+from probes.errors import InputError
 from probes.files import written_whole
 from probes.records import Device
 from runtime.cache import CacheBook, parse_cache
@@ -42,6 +38,7 @@ from runtime.policy.make import make_policy
 from runtime.policy.spec import format_policy, parse_policy
 from runtime.policy.types import Policy, PolicySpec
 from runtime.quality import measure_quality
+from runtime.rank import Progress, all_devices, own_device, share_processors, torch_device, without_garbage_collection
 from runtime.recording import PassRecord
 from runtime.roofline import measure_roofline
 from runtime.signals.collect import open_signals
@@ -113,13 +110,11 @@ class RankSession:
     def __init__(self, options: RunOptions, ranks: Ranks) -> None:
         self.options = options
         self.ranks = ranks
-        own = _own_device(options)
-        self.devices: tuple[Device, ...] = tuple(
-            replace(device, index=rank) for rank, device in enumerate(ranks.gather(own))
-        )
-        self.device = torch.device("cpu") if own.kind == "cpu" else torch.device(own.kind, own.index)
-        if self.device.type == "cpu" and "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks.world))
+        own = own_device(options.devices)
+        self.devices = all_devices(own, ranks)
+        self.device = torch_device(own)
+        if self.device.type == "cpu":
+            share_processors(ranks)
         self.dtype = resolve_dtype(options.dtype, read_config(options.model), self.device)
         skeleton = build_skeleton(options.model, dtype=self.dtype)
         self.index: ExpertIndex = index_experts(
@@ -148,7 +143,7 @@ class RankSession:
         self.release_brake()
         self.model = LockstepModel(self.loaded, self.execution, self.device)
         self.router = make_policy(parse_policy("router"), offloading=options.offloading)
-        self.progress = _Progress(options, ranks)
+        self.progress = Progress(options.progress_file, ranks)
         self.search: PolicySearch | None = None
         self.model.signals = open_signals(
             options.signals if ranks.rank == 0 else None, self._steps_header, lambda: self.execution.brake
@@ -338,7 +333,7 @@ class RankSession:
             prefill=policy if self.options.applies("prefill") else self.router,
             decode=policy if self.options.applies("decode") else self.router,
         )
-        with _without_garbage_collection():
+        with without_garbage_collection():
             return generate(
                 self.model,
                 batch,
@@ -380,49 +375,3 @@ class RankSession:
             seed=self.options.seed,
             on_batch=self.progress.advance,
         )
-
-
-class _Progress:
-    """Writes how far rank 0 is to the file that the command shows as a bar; does nothing without one."""
-
-    def __init__(self, options: RunOptions, ranks: Ranks) -> None:
-        self._file = options.progress_file if ranks.rank == 0 else None
-        self._done = 0
-        self._total = 1
-
-    def expect(self, total: int) -> None:
-        """So many calls of ``advance`` will follow."""
-        self._total = self._done + total
-        self._write()
-
-    def advance(self) -> None:
-        self._done += 1
-        self._write()
-
-    def _write(self) -> None:
-        if self._file is not None:
-            self._file.write_text(json.dumps({"done": self._done, "total": self._total, "at": time.time()}))
-
-
-@contextlib.contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-def _own_device(options: RunOptions) -> Device:
-    """This rank's device: the one of this host that its local rank counts to."""
-    local = int(os.environ.get("LOCAL_RANK", "0"))
-    if local >= len(options.devices):
-        raise DeviceError(
-            f"local rank {local} has no device: --devices names {len(options.devices)} on this host",
-            hint="start as many ranks per host as it has devices",
-        )
-    device = options.devices[local]
-    if device.kind != "cpu":
-        torch.get_device_module(device.kind).set_device(device.index)
-    return device
