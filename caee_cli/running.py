@@ -81,7 +81,9 @@ def execute(request: RunRequest) -> tuple[RunRecord | PolicyRecord | None, str]:
         options = dataclasses.replace(options, signals=signals)
         fingerprint = take_fingerprint(options.devices, options.model)
         calibration, why_none = calibration_for(store, fingerprint, options.tier)
-        options = dataclasses.replace(options, calibration=calibration, notes=(why_none,) if why_none else ())
+        options = dataclasses.replace(
+            options, calibration=calibration, notes=(*options.notes, *filter(None, [why_none]))
+        )
 
         def keep(report: RankReport) -> RunRecord | PolicyRecord:
             return tuning.keep(store, options, report, fingerprint, _model_name(request))
@@ -147,8 +149,9 @@ def _options(request: RunRequest, store: Store) -> RunOptions:
     devices = devices_named(request.devices)
     tier = request.tier or ("disk" if devices[0].kind == "cpu" else "host")
     policy, origin = wish.spec, None
+    notes: list[str] = []
     if policy is None:
-        policy, origin = use_stored(store, model, devices, tier, request.cache, request.cache_experts)
+        policy, origin, notes = use_stored(store, request, model, len(devices), tier)
     return RunOptions(
         model=model,
         devices=devices,
@@ -167,6 +170,7 @@ def _options(request: RunRequest, store: Store) -> RunOptions:
         max_quality_drop=wish.limit,
         search=wish.search,
         policy_origin=origin,
+        notes=tuple(notes),
         brake=None if request.brake is None else parse_brake(request.brake),
         dtype=request.dtype,
         seed=request.seed,

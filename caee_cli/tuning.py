@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,8 @@ from probes.errors import CheckFailed, InputError, UsageError
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from probes.records import Device, Fingerprint
+    from caee_cli.running import RunRequest
+    from probes.records import Fingerprint
     from runtime.options import RunOptions
     from runtime.policy.types import PolicySpec
     from runtime.worker import RankReport
@@ -55,14 +55,11 @@ def wished(policy: str, theta: float | None, max_quality_drop: str | None, *, qu
 def parse_share(text: str) -> float:
     """``1%`` or ``0.01``. Raises ``UsageError``."""
     hint = "write a share of the loss, for example 1% or 0.01"
-    number, percent, rest = text.strip().partition("%")
+    number = text.strip()
     try:
-        value = float(number) / (100 if percent else 1)
-    except ValueError:
-        rest = text
-        value = 0.0
-    if rest.strip():
-        raise UsageError(f"--max-quality-drop {text!r} is not a share", hint=hint)
+        value = float(number.removesuffix("%")) / (100 if number.endswith("%") else 1)
+    except ValueError as error:
+        raise UsageError(f"--max-quality-drop {text!r} is not a share", hint=hint) from error
     if not 0 <= value < 1:
         raise UsageError(f"--max-quality-drop {text} is out of range", hint=f"at least 0 and below 100%; {hint}")
     return value
@@ -114,9 +111,9 @@ def stored_policy(store: Store, conditions: Conditions) -> PolicyRecord:
 
 
 def use_stored(
-    store: Store, folder: Path, devices: Sequence[Device], tier: str, cache: str, cache_experts: int | None
-) -> tuple[PolicySpec, PolicyOrigin]:
-    """The stored policy for this model and machine, and where it came from."""
+    store: Store, request: RunRequest, folder: Path, devices: int, tier: str
+) -> tuple[PolicySpec, PolicyOrigin, list[str]]:
+    """The stored policy for this model and machine, where it came from, and what else was different then."""
     from runtime.cache import parse_cache
     from runtime.models.identity import model_identity
     from runtime.policy.spec import policy_from_mapping
@@ -125,9 +122,9 @@ def use_stored(
     conditions = Conditions(
         identity=model_identity(folder),
         tier=tier,
-        devices=len(devices),
-        cache=str(parse_cache(cache)),
-        cache_experts=cache_experts,
+        devices=devices,
+        cache=str(parse_cache(request.cache)),
+        cache_experts=request.cache_experts,
     )
     record = stored_policy(store, conditions)
     assert record.policy is not None
@@ -135,7 +132,14 @@ def use_stored(
     origin = PolicyOrigin(
         policy_id=record.policy_id, created_at=record.created_at, searched_here=False, search=record.search
     )
-    return spec, origin
+    phases = request.phases or ("decode" if tier == "device" else "all")
+    pairs = (("batch size", record.batch_size, request.batch_size), ("phases", record.phases, phases))
+    notes = [
+        f"the stored policy {record.policy_id} was found with {name} {found}, not {asked}: its loss may differ here"
+        for name, found, asked in pairs
+        if found != asked
+    ]
+    return spec, origin, notes
 
 
 def policy_record(
