@@ -92,9 +92,10 @@ class RankReport:
 def run_rank(options: RunOptions) -> RankReport:
     """Join the other ranks and do the whole run. Raises a ``CaeeError``."""
     ranks = join(options.device_kind)
-    # Costs decide, so they must be the same on hosts whose stores differ.
+    # Costs and the policy decide, so they must be the same on hosts whose stores differ.
     try:
-        options = replace(options, calibration=ranks.from_first(options.calibration))
+        calibration, policy = ranks.from_first((options.calibration, options.policy))
+        options = replace(options, calibration=calibration, policy=policy)
         session = ranks.all_or_none(lambda: RankSession(options, ranks))
         try:
             return session.run()
