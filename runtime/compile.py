@@ -12,7 +12,7 @@ import numba
 import platformdirs
 
 # Folders with functions that are compiled.
-COMPILED = ("policy", "simulate")
+COMPILED = ("experts", "policy", "simulate")
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
@@ -26,6 +26,11 @@ def compiled_without_allocations(function: Function) -> Function:
     """``compiled``, for a function that makes no array: without reference counts, which cost more than the work where
     small functions are inlined (five times, measured)."""
     return _compile(function, _nrt=False)
+
+
+def compiled_without_lock(function: Function) -> Function:
+    """``compiled``, for a long-running function beside which other threads go on."""
+    return _compile(function, nogil=True)
 
 
 def _compile(function: Function, **options: bool) -> Function:

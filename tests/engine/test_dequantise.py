@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from runtime.experts import dequantise
-from runtime.experts.dequantise import dequantise_fp8, dequantise_mxfp4
+from runtime.experts.dequantise import dequantise_fp8, dequantise_mxfp4, fp8_by_torch, mxfp4_by_torch
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # From one row to all at once, so that a piece ends in the middle of a block, too.
@@ -28,7 +28,8 @@ def same(ours: torch.Tensor, theirs: torch.Tensor) -> bool:
 
 @pytest.fixture(params=PIECES)
 def pieces(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(dequantise.PIECE_WEIGHTS, "cpu", request.param)
+    monkeypatch.setattr(dequantise, "PIECE_WEIGHTS", request.param)
+    monkeypatch.setattr(dequantise, "PIECE_WEIGHTS_CPU", request.param)
 
 
 def all_bytes(rows: int, columns: int, *, seed: int = 0) -> torch.Tensor:
@@ -36,8 +37,21 @@ def all_bytes(rows: int, columns: int, *, seed: int = 0) -> torch.Tensor:
 
 
 def fp8(values: torch.Tensor, scales: torch.Tensor, block: tuple[int, int], dtype: torch.dtype) -> torch.Tensor:
-    out = torch.empty(values.shape, dtype=dtype)
+    """By the CPU's own loops, after checking that torch's operations, as on any other device, make the same."""
+    out, other = torch.empty(values.shape, dtype=dtype), torch.empty(values.shape, dtype=dtype)
     dequantise_fp8(values, scales, block, out)
+    fp8_by_torch(values, scales, block, other)
+    assert same(other, out)
+    return out
+
+
+def mxfp4(blocks: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Likewise."""
+    shape = (len(blocks), blocks.shape[2] * 32, blocks.shape[1])
+    out, other = torch.empty(shape, dtype=dtype), torch.empty(shape, dtype=dtype)
+    dequantise_mxfp4(blocks, scales, out)
+    mxfp4_by_torch(blocks, scales, other)
+    assert same(other, out)
     return out
 
 
@@ -86,9 +100,7 @@ def test_mxfp4_is_two_numbers_a_byte_times_a_power_of_two(
     dtype, seed = data.draw(st.sampled_from(DTYPES)), data.draw(st.integers(0, 10_000))
     blocks = all_bytes(rows * groups, 16, seed=seed).view(rows, groups, 16)
     scales = all_bytes(rows, groups, seed=seed + 1)
-    out = torch.empty((1, groups * 32, rows), dtype=dtype)
-    dequantise_mxfp4(blocks[None], scales[None], out)
-    assert same(out[0], quantising.plain_mxfp4(blocks, scales, dtype))
+    assert same(mxfp4(blocks[None], scales[None], dtype)[0], quantising.plain_mxfp4(blocks, scales, dtype))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -98,9 +110,7 @@ def test_mxfp4_is_what_transformers_makes_of_it(pieces: None, dtype: torch.dtype
 
     blocks = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16).expand(2, 128, 16, 16).contiguous()
     scales = torch.arange(256, dtype=torch.uint8).view(2, 128, 1).expand(2, 128, 16).contiguous()
-    out = torch.empty((2, 512, 128), dtype=dtype)
-    dequantise_mxfp4(blocks, scales, out)
-    assert same(out, convert_moe_packed_tensors(blocks, scales, dtype=dtype))
+    assert same(mxfp4(blocks, scales, dtype), convert_moe_packed_tensors(blocks, scales, dtype=dtype))
 
 
 def test_a_part_of_a_larger_tensor_can_be_filled() -> None:
@@ -110,3 +120,27 @@ def test_a_part_of_a_larger_tensor_can_be_filled() -> None:
     dequantise_fp8(values, torch.full((2, 1, 1), 0.5), (8, 8), out[:, 8:])
     assert (out[:, :8] == 7).all()
     assert same(out[:, 8:], values.float() * 0.5)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_threads_share_a_matrix(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """As in a live run: while no gradients are kept, into a model's parameter."""
+    values = all_bytes(96, 64).view(torch.float8_e4m3fn)[None]
+    scales = torch.rand(1, 12, 4)
+    alone = fp8(values, scales, (8, 16), dtype)
+    blocks, exponents = all_bytes(96 * 3, 16).view(1, 96, 3, 16), all_bytes(96, 3)[None]
+    packed_alone = mxfp4(blocks, exponents, dtype)
+    monkeypatch.setattr(dequantise, "PIECE_WEIGHTS_CPU", 64)
+    torch.set_num_threads(3)
+    try:
+        with torch.inference_mode():
+            whole = torch.nn.Parameter(torch.zeros(2, *alone.shape[1:], dtype=dtype), requires_grad=False)
+            packed = torch.nn.Parameter(torch.zeros(packed_alone.shape, dtype=dtype), requires_grad=False)
+        for out, packed_out in ((whole, packed), (whole.clone(), packed.clone())):
+            with torch.inference_mode():
+                dequantise_fp8(values, scales, (8, 16), out[:1])
+                dequantise_mxfp4(blocks, exponents, packed_out)
+            assert same(out[:1], alone)
+            assert same(packed_out, packed_alone)
+    finally:
+        torch.set_num_threads(1)
