@@ -168,8 +168,10 @@ class _Random:
             stream.write(torch.ones(left, dtype=self._dtype).view(torch.uint8).numpy().data)
             return
         at = int(torch.randint(BLOCK, (1,), generator=self._generator))
+        # Tokens as unlike as in a trained model: what the layers add alike to all would decide their routing otherwise.
+        scale = 1.0 / SPREAD if "embed_tokens" in name else 1.0
         while left:
-            part = self._block[at : at + left]
+            part = self._block[at : at + left] * scale
             stream.write(part.view(torch.uint8).numpy().data)
             left -= len(part)
             at = 0

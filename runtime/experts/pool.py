@@ -7,6 +7,7 @@ was last written there, so no family's arithmetic is repeated here.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -21,6 +22,16 @@ TORCH_DTYPES = {
     "F32": torch.float32,
     "F64": torch.float64,
 }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """``size_bytes`` from ``start`` of a read to ``offset`` of a slot's part of ``parameter``, both in bytes."""
+
+    start: int
+    size_bytes: int
+    parameter: str
+    offset: int
 
 
 class SlotPool:
@@ -45,6 +56,9 @@ class SlotPool:
             name: _frozen(torch.zeros((self.places, *shape), dtype=dtype, device=device))
             for name, shape in shapes.items()
         }
+        self._moves_of: dict[int, tuple[tuple[Piece, ...], tuple[Move, ...] | None]] = {}
+        self._alike: dict[tuple[Move, ...] | None, tuple[Move, ...] | None] = {}
+        self._targets: dict[tuple[int, int], list[torch.Tensor]] = {}
 
     def placed(self, slot_of: dict[int, int]) -> Iterator[dict[int, int]]:
         """The experts of ``slot_of`` in groups, each with their places, which hold until the next group is asked for.
@@ -62,6 +76,7 @@ class SlotPool:
                 # The memory that it has goes first: the cache is most of what a device holds.
                 self.parameters[name] = parameter = _frozen(torch.zeros(0))
                 self.parameters[name] = _frozen(placed_zeros(shape, dtype, entry.offset))
+        self._targets.clear()
 
     def check(self, index: ExpertIndex) -> None:
         """Every expert of ``index`` fills a slot. Raises ``CheckpointError`` naming the one that does not."""
@@ -94,16 +109,51 @@ class SlotPool:
         """Of what ``piece`` fills."""
         return piece.shape
 
-    def write(self, slot: int, pieces: Iterable[Piece], data: torch.Tensor) -> None:
+    def write(self, slot: int, pieces: tuple[Piece, ...], data: torch.Tensor) -> None:
         """Copy an expert's stored bytes (uint8, host, at its read's start) into ``slot`` on the current stream."""
-        for piece in pieces:
-            stored, dtype = data[piece.start : piece.start + piece.size_bytes], TORCH_DTYPES[piece.dtype]
-            target = self._part(self.parameters[piece.parameter], slot, piece)
-            odd = dtype != target.dtype or stored.data_ptr() % dtype.itemsize != 0
-            if odd and target.device.type != "cpu":
-                # Bytes travel as stored, and become numbers on the device: on the host they would leave pinned memory.
-                stored = stored.to(target.device, non_blocking=True)
-            target.copy_(_as_stored(stored, dtype).view(target.shape), non_blocking=True)
+        moves = self._moves(pieces)
+        if moves is None:
+            for piece in pieces:
+                self._convert(slot, piece, data[piece.start : piece.start + piece.size_bytes])
+            return
+        targets = self._targets.get((slot, id(moves)))
+        if targets is None:
+            targets = self._targets[slot, id(moves)] = [
+                _as_bytes(self.parameters[move.parameter][slot]).narrow(0, move.offset, move.size_bytes)
+                for move in moves
+            ]
+        for move, target in zip(moves, targets, strict=True):
+            target.copy_(data.narrow(0, move.start, move.size_bytes), non_blocking=True)
+
+    def _moves(self, pieces: tuple[Piece, ...]) -> tuple[Move, ...] | None:
+        """``pieces`` as copies of bytes, as few as there can be; None where they are stored in another type.
+
+        A copy costs the host some microseconds, as much as a link needs for a tenth of a megabyte: so what lies
+        together on both sides is moved together, and what is known is kept.
+        """
+        known = self._moves_of.get(id(pieces))
+        if known is not None and known[0] is pieces:
+            return known[1]
+        moves: tuple[Move, ...] | None = None
+        if all(TORCH_DTYPES[piece.dtype] is self.parameters[piece.parameter].dtype for piece in pieces):
+            moves = tuple(_joined([self._move(piece) for piece in pieces]))
+        # Experts that are stored alike share one list.
+        moves = self._alike.setdefault(moves, moves)
+        self._moves_of[id(pieces)] = (pieces, moves)
+        return moves
+
+    def _move(self, piece: Piece) -> Move:
+        size = self.parameters[piece.parameter][0].nbytes // piece.parts
+        assert size == piece.size_bytes, "check comes first"
+        return Move(start=piece.start, size_bytes=size, parameter=piece.parameter, offset=piece.part * size)
+
+    def _convert(self, slot: int, piece: Piece, stored: torch.Tensor) -> None:
+        """Fill a part of ``slot`` from numbers of another type."""
+        target = self._part(self.parameters[piece.parameter], slot, piece)
+        if target.device.type != "cpu":
+            # Bytes travel as stored, and become numbers on the device: on the host they would leave pinned memory.
+            stored = stored.to(target.device, non_blocking=True)
+        target.copy_(_as_stored(stored, TORCH_DTYPES[piece.dtype]).view(target.shape), non_blocking=True)
 
     @staticmethod
     def _part(parameter: torch.Tensor, slot: int, piece: Piece) -> torch.Tensor:
@@ -112,6 +162,27 @@ class SlotPool:
             return expert
         rows = expert.shape[0] // piece.parts
         return expert[piece.part * rows : (piece.part + 1) * rows]
+
+
+def _joined(moves: Iterable[Move]) -> list[Move]:
+    """Neighbours on both sides as one."""
+    joined: list[Move] = []
+    for move in moves:
+        last = joined[-1] if joined else None
+        if (
+            last is not None
+            and last.parameter == move.parameter
+            and last.start + last.size_bytes == move.start
+            and last.offset + last.size_bytes == move.offset
+        ):
+            joined[-1] = replace(last, size_bytes=last.size_bytes + move.size_bytes)
+        else:
+            joined.append(move)
+    return joined
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1).view(torch.uint8)
 
 
 def _frozen(tensor: torch.Tensor) -> torch.nn.Parameter:

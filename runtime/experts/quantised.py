@@ -8,7 +8,7 @@ The places cost ``PLACES`` experts in the computing type.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 
@@ -89,7 +89,7 @@ class QuantisedPool(SlotPool):
             return values.shape[1] * MXFP4_GROUP, values.shape[0]
         return values.shape
 
-    def write(self, slot: int, pieces: Iterable[Piece], data: torch.Tensor) -> None:
+    def write(self, slot: int, pieces: tuple[Piece, ...], data: torch.Tensor) -> None:
         """Copy an expert's stored bytes (uint8, host, at its read's start) into ``slot`` on the current stream."""
         for piece in pieces:
             stored = data[piece.start : piece.start + piece.size_bytes]
