@@ -115,6 +115,17 @@ MetricsHostOption = Annotated[
 ]
 
 
+def seconds_option(text: str | float) -> float:
+    """Parser for options that take times: ``412us``, ``0.4ms``, ``0.002`` (seconds), and for their defaults."""
+    from probes.errors import CaeeError
+    from probes.units import parse_seconds
+
+    try:
+        return parse_seconds(str(text))
+    except CaeeError as error:
+        raise typer.BadParameter(error.message) from error
+
+
 def size_option(text: str) -> int:
     """Parser for options that take sizes: ``43MB``, ``1GiB``, ``4096``."""
     from probes.errors import CaeeError

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from probes.errors import Interrupted
+from probes.text import plural
 
 if TYPE_CHECKING:
     from runtime.tracerun.options import TraceRunOptions
@@ -248,4 +249,6 @@ def _interrupted(options: TraceRunOptions, keep: Callable[[TraceRunReport], RunR
     # Our own rank wrote it, into a folder that only this user can write to.
     report: TraceRunReport = pickle.loads(file.read_bytes())
     record = keep(report)
-    return Interrupted(f"interrupted; kept run {record.run_id} with its {record.workload.pairs} complete pairs")
+    return Interrupted(
+        f"interrupted; kept run {record.run_id} with its {plural(record.workload.pairs, 'complete pair')}"
+    )

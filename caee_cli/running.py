@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from caee_cli.signalling import SignalRequest, serving_signals
 from probes.errors import Interrupted
+from probes.text import plural
 
 if TYPE_CHECKING:
     from probes.records import Device
@@ -131,9 +132,8 @@ def _interrupted(options: RunOptions, keep: Callable[[RankReport], RunRecord | P
     # Our own rank wrote it, into a folder that only this user can write to.
     report: RankReport = pickle.loads(file.read_bytes())
     record = cast("RunRecord", keep(report))  # there is a pair
-    return Interrupted(
-        f"interrupted; kept run {record.run_id} with its {record.workload.pairs} complete pairs, without quality"
-    )
+    complete = plural(record.workload.pairs, "complete pair")
+    return Interrupted(f"interrupted; kept run {record.run_id} with its {complete}, without quality")
 
 
 def _options(request: RunRequest, store: Store) -> RunOptions:

@@ -69,7 +69,7 @@ def request_of(
         trace=trace,
         scenario=Scenario(**given),
         machine=MachineRequest(
-            seconds_per_expert=_numbers(seconds_per_expert), expert_bytes=size, shape=shape, **machine
+            seconds_per_expert=_times(seconds_per_expert), expert_bytes=size, shape=shape, **machine
         ),
         layers=layers,
         num_experts=num_experts,
@@ -87,7 +87,7 @@ def simulate_and_store(request: SimulationRequest, store: Store) -> dict[str, An
     from runtime.simulate.run import simulate
     from runtime.simulate.scenario import make_plan
     from runtime.simulate.source import open_for_replay, read_loads
-    from runtime.trace.importers.formats import ImportOptions
+    from runtime.trace.importers.formats import ImportOptions, check_asked
     from runtime.trace.layers import FirstLayers
 
     loads = None if request.load_profile is None else read_loads(request.load_profile)
@@ -96,6 +96,7 @@ def simulate_and_store(request: SimulationRequest, store: Store) -> dict[str, An
         _progress("reading", request.trace) as reading,
         open_for_replay(request.trace, options, on_progress=reading) as whole,
     ):
+        check_asked(request.trace, whole.meta, options)
         source = whole if request.layers is None else FirstLayers(whole, request.layers)
         plan = make_plan(
             request.scenario, source, lambda tier: machine_for(request.machine, store.calibration, tier), loads
@@ -150,13 +151,14 @@ def finish(document: dict[str, Any], request: SimulationRequest, *, as_json: boo
         )
 
 
-def _numbers(written: str | None) -> tuple[float, ...]:
+def _times(written: str | None) -> tuple[float, ...]:
     from probes.errors import UsageError
+    from probes.units import parse_seconds
 
     try:
-        return tuple(float(number) for number in (written or "").split(",") if number.strip())
-    except ValueError as error:
-        raise UsageError(f"--seconds-per-expert {written!r}: {error}", hint="such as 0.002, or 0.002,0.003") from error
+        return tuple(parse_seconds(time) for time in (written or "").split(",") if time.strip())
+    except UsageError as error:
+        raise UsageError(f"--seconds-per-expert: {error.message}", hint="such as 412us, 0.002 or 2ms,3ms") from error
 
 
 class _Stopping:

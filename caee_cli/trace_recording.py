@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from probes.errors import Interrupted, TraceError
+from probes.text import plural
 
 if TYPE_CHECKING:
     from runtime.trace_recording import RecordOptions, RecordReport
@@ -73,7 +74,7 @@ def _interrupted(request: RecordRequest) -> Interrupted:
         tokens = TraceReader(request.output).tokens
     except TraceError:
         return Interrupted("interrupted before anything was recorded; nothing was kept")
-    return Interrupted(f"interrupted; the {tokens} tokens recorded so far are kept in {request.output}{left_out}")
+    return Interrupted(f"interrupted; {plural(tokens, 'token')} recorded so far, kept in {request.output}{left_out}")
 
 
 def _options(request: RecordRequest) -> RecordOptions:

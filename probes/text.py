@@ -1,4 +1,4 @@
-"""Text of someone else's making, before it reaches a terminal."""
+"""Text of someone else's making, before it reaches a terminal, and counts in sentences."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ from __future__ import annotations
 def printable(text: str) -> str:
     """``text`` with control sequences shown, not obeyed; line breaks and tabs stay."""
     return "".join(letter if letter.isprintable() or letter in "\n\t" else repr(letter)[1:-1] for letter in text)
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 device``, ``4 devices``, ``2,000 steps``."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def first_line(error: BaseException) -> str:

@@ -10,6 +10,11 @@ from probes.errors import UsageError
 _SIZE = re.compile(r"\s*(\d{1,20}(?:\.\d{0,20})?|\.\d{1,20})\s*([kmgt]?)(i?)(b?)\s*", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
+_SECONDS = re.compile(
+    r"\s*([+-]?(?:\d{1,20}(?:\.\d{0,20})?|\.\d{1,20})(?:e[+-]?\d{1,2})?)\s*(s|ms|us|µs|μs|ns)?\s*", re.IGNORECASE
+)
+_PER_SECOND = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
+
 
 def parse_size(text: str) -> int:
     """Bytes of ``43MB``, ``1GiB``, ``4096`` or ``4k`` (decimal unless the ``i`` says binary)."""
@@ -19,6 +24,18 @@ def parse_size(text: str) -> int:
     base: int = 1024 if match[3] else 1000
     scale: int = base ** _POWERS[match[2].lower()]
     return round(float(match[1]) * scale)
+
+
+def parse_seconds(text: str) -> float:
+    """Seconds of ``412us``, ``0.4ms``, ``2 s`` or, without a unit, of a number as Python writes it.
+
+    The value's sign and size are the caller's to check; infinities and NaN are no times.
+    """
+    match = _SECONDS.fullmatch(text)
+    if match is None:
+        raise UsageError(f"{text!r} is not a time", hint="write seconds, or for example 412us or 0.4ms")
+    # Divided, not multiplied: 412us is then the very number that 0.000412 is.
+    return float(match[1]) / _PER_SECOND[(match[2] or "s").lower().replace("μ", "u").replace("µ", "u")]
 
 
 def format_size(size_bytes: float) -> str:

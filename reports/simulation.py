@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from probes.text import printable
+from probes.text import plural, printable
 from probes.units import format_seconds
 from reports.tables import Sheet
 
@@ -30,9 +30,10 @@ def simulation_tables(document: dict[str, Any]) -> list[RenderableType]:
     trace, machine = document["trace"], document["machine"]
     batch = "recorded batches" if trace["batch_size"] == "recorded" else f"batch {trace['batch_size']}"
     steps = document["policies"][0]["steps"]
+    shape = f"{plural(trace['moe_layers'], 'layer')} × {plural(trace['num_experts'], 'expert')}, top-{trace['top_k']}"
     heading = (
-        f"{trace['model'] or 'trace'}: {trace['moe_layers']} layers × {trace['num_experts']} experts, top-"
-        f"{trace['top_k']}, {batch}, {steps:,} steps on {machine['devices']} devices ({machine['origin']})"
+        f"{trace['model'] or 'trace'}: {shape}, {batch}, {plural(steps, 'step')} on "
+        f"{plural(machine['devices'], 'device')} ({machine['origin']})"
     )
     return [
         Text(printable(heading)),

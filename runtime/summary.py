@@ -9,6 +9,7 @@ import uuid
 import numpy as np
 
 from probes.records import Fingerprint
+from probes.text import plural
 from runtime.cache import parse_cache
 from runtime.options import RunOptions
 from runtime.passes import gains, layer_costs, pass_statistics, prediction, step_series
@@ -139,13 +140,13 @@ def _warnings(options: RunOptions, report: RankReport) -> tuple[str, ...]:
     if report.read_reason is not None and options.tier == "disk":
         found.append(f"reads were not direct ({report.read_reason}): the page cache may hide the cost of fetches")
     if report.batch_size < options.batch_size:
-        found.append(f"only {options.prompt_count} prompts: the batch size is {report.batch_size}")
+        found.append(f"only {plural(options.prompt_count, 'prompt')}: the batch size is {report.batch_size}")
     pairs = len(report.baseline[0])
     used = min(pairs, options.prompt_count // report.batch_size) * report.batch_size
     if options.input_len is None and used < options.prompt_count:
         found.append(
-            f"only the first {used} of {options.prompt_count} prompts were used: {pairs} pairs, {report.batch_size} "
-            "prompts each"
+            f"only the first {used} of {options.prompt_count} prompts were used: {plural(pairs, 'pair')}, "
+            f"{plural(report.batch_size, 'prompt')} each"
         )
     fallbacks = sum(layer.fell_back for record in report.treated[0] for step in record.steps for layer in step.layers)
     if fallbacks:

@@ -8,6 +8,7 @@ from typing import Any
 
 from probes.errors import StoreError
 from probes.records import Calibration, Fingerprint, LinkStatus, Probe
+from probes.text import plural
 from store.codec import decode, digest, encode, from_text, to_text
 from store.entries import RecordKind
 from store.records import PolicyRecord, RunRecord
@@ -124,27 +125,23 @@ def _kept(record: Record, kind: RecordKind, record_id: str, summary: str, needs:
     )
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def _probe_summary(probe: Probe) -> str:
     waived = sum(link.status is LinkStatus.WAIVED for link in probe.links)
     measured = len(probe.links) - waived
-    return f"{_count(len(probe.devices), 'device')}, {_count(measured, 'link')} measured, {waived} waived"
+    return f"{plural(len(probe.devices), 'device')}, {plural(measured, 'link')} measured, {waived} waived"
 
 
 def _calibration_summary(calibration: Calibration) -> str:
     source = calibration.origin if calibration.probe_id is None else f"probe {calibration.probe_id}"
-    return f"{_count(len(calibration.models), 'cost model')} from {source}"
+    return f"{plural(len(calibration.models), 'cost model')} from {source}"
 
 
 def _run_summary(run: RunRecord) -> str:
-    return f"{run.model} on {_count(len(run.devices), 'device')}, {run.policy}: TPOT × {run.gain_tpot.ratio:.3f}"
+    return f"{run.model} on {plural(len(run.devices), 'device')}, {run.policy}: TPOT × {run.gain_tpot.ratio:.3f}"
 
 
 def _policy_summary(record: PolicyRecord) -> str:
-    limit, devices = record.search.max_quality_drop, _count(len(record.devices), "device")
+    limit, devices = record.search.max_quality_drop, plural(len(record.devices), "device")
     found = f"no setting of {record.search.knob}" if record.policy is None else str(record.policy)
     return f"{record.model} on {devices}, tier {record.tier}: {found} within a loss of {100 * limit:.3g} %"
 
@@ -157,13 +154,13 @@ def _simulation_summary(document: dict[str, Any]) -> str:
     devices = _inner(document, "machine", "devices")
     where = (
         _inner(document, "trace", "model") or _inner(document, "trace", "path"),
-        _count(devices, "device") if isinstance(devices, int) else None,
+        plural(devices, "device") if isinstance(devices, int) else None,
     )
     written = (each.get("written") for each in results if isinstance(each, dict))
     policies = list(dict.fromkeys(text for text in written if isinstance(text, str)))
     more = [f"{len(policies) - MOST_POLICIES} more"] if len(policies) > MOST_POLICIES else []
     listed = ", ".join([*policies[:MOST_POLICIES], *more])
-    what = "; ".join(filter(None, (listed, _count(len(results), "result"))))
+    what = "; ".join(filter(None, (listed, plural(len(results), "result"))))
     summary = ": ".join(filter(None, (" on ".join(str(part) for part in where if part), what)))
     return summary.encode("utf-8", "backslashreplace").decode()
 

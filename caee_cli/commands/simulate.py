@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from caee_cli.options import ForceOption, JsonOption, StoreOption
+from caee_cli.options import ForceOption, JsonOption, StoreOption, seconds_option
 
 
 def command(
@@ -54,7 +54,10 @@ def command(
         int | None, typer.Option("--layers", min=1, help="Replay the first so many MoE layers. Default: all.")
     ] = None,
     seconds_per_expert: Annotated[
-        str | None, typer.Option("--seconds-per-expert", metavar="S[,S…]", help="To move one, on all or each device.")
+        str | None,
+        typer.Option(
+            "--seconds-per-expert", metavar="S[,S…]", help="To move one, on all or each device: 412us, 0.4ms, 0.002."
+        ),
     ] = None,
     machine: Annotated[
         str | None, typer.Option("--machine", metavar="PROFILE", help="A calibration's id, or a profile (h100-sxm, …).")
@@ -69,13 +72,18 @@ def command(
         ),
     ] = None,
     expert_compute_seconds: Annotated[
-        float, typer.Option("--expert-compute-seconds", help="To run one dispatched expert.")
+        float,
+        typer.Option(
+            "--expert-compute-seconds", parser=seconds_option, metavar="S", help="To run one dispatched expert."
+        ),
     ] = 0.0,
     overlap: Annotated[bool, typer.Option("--overlap", help="Compute runs while experts move.")] = False,
     staged: Annotated[
         bool, typer.Option("--staged", help="As caee run: experts that are there compute while others move.")
     ] = False,
-    dense_seconds: Annotated[float, typer.Option("--dense-seconds", help="Everything else of a step.")] = 0.0,
+    dense_seconds: Annotated[
+        float, typer.Option("--dense-seconds", parser=seconds_option, metavar="S", help="Everything else of a step.")
+    ] = 0.0,
     num_experts: Annotated[
         int | None, typer.Option("--num-experts", min=1, help="Where the file does not say.")
     ] = None,

@@ -27,7 +27,8 @@ from caee_cli.options import (
 app = typer.Typer(no_args_is_help=True, help="Routing traces: record, import, look into, and synthesise them.")
 
 NumExpertsOption = Annotated[
-    int | None, typer.Option("--num-experts", min=1, help="Experts of a layer; else from the file, or the highest id.")
+    int | None,
+    typer.Option("--num-experts", min=1, help="Experts of a layer, where the file does not say; else the highest id."),
 ]
 TopKOption = Annotated[int | None, typer.Option("--top-k", min=1, help="Experts per token; needed by counts only.")]
 FormatOption = Annotated[
@@ -71,6 +72,7 @@ def record(
     from caee_cli.output import emit_json, note, warn
     from caee_cli.trace_recording import RecordRequest, record_document
     from caee_cli.trace_recording import record as record_trace
+    from probes.text import plural
 
     report = record_trace(
         RecordRequest(
@@ -92,11 +94,12 @@ def record(
     if report is None:
         return  # another rank's process reports
     if report.unsound:
-        warn(f"{report.unsound} tokens had scores that are no numbers, and are marked as padding")
+        warn(f"{plural(report.unsound, 'token')} with scores that are no numbers: marked as padding")
     if as_json:
         emit_json(record_document(output, report))
     else:
-        note(f"Wrote {output}: {report.tokens} tokens of {report.sequences} sequences in {report.steps} steps")
+        size = f"{plural(report.tokens, 'token')} of {plural(report.sequences, 'sequence')}"
+        note(f"Wrote {output}: {size} in {plural(report.steps, 'step')}")
 
 
 @app.command("import")
@@ -165,10 +168,12 @@ def show(
     from caee_cli.output import show as print_tables
     from reports.trace import trace_tables
     from runtime.trace.importers.detect import detect_and_open
-    from runtime.trace.importers.formats import ImportOptions
+    from runtime.trace.importers.formats import ImportOptions, check_asked
     from runtime.trace.show import show_info
 
-    source = detect_and_open(file, ImportOptions(num_experts=num_experts, top_k=top_k), format_name=format_name)
+    options = ImportOptions(num_experts=num_experts, top_k=top_k)
+    source = detect_and_open(file, options, format_name=format_name)
+    check_asked(file, source.meta, options)
     info = show_info(file, source, devices)
     if as_json:
         emit_json(info)
@@ -204,6 +209,7 @@ def synth(
     a token-level trace of another model. The parameters stand in the trace's metadata.
     """
     from caee_cli.output import emit_json, note, progress
+    from probes.text import plural
     from runtime.trace.synth.synthesise import SynthOptions, synthesise_file
 
     options = SynthOptions(
@@ -230,4 +236,5 @@ def synth(
     if as_json:
         emit_json(document)
     else:
-        note(f"Wrote {output}: {document['tokens']} tokens in {document['sequences']} sequences")
+        size = f"{plural(document['tokens'], 'token')} in {plural(document['sequences'], 'sequence')}"
+        note(f"Wrote {output}: {size}")

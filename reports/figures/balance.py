@@ -12,7 +12,7 @@ from reports.figures.card import Card, Panel, Picker, Variant, plain, traces
 from reports.figures.heat import balance_table
 from reports.info.balance import BalanceInfo, GapInfo, ImportanceInfo, LayerBalance
 from reports.info.table import table
-from reports.info.words import number
+from reports.info.words import number, plural
 
 
 def layer_card(info: BalanceInfo, noun: str) -> Card:
@@ -84,7 +84,7 @@ def gap_card(info: GapInfo, noun: str) -> Card:
                     "xaxis": {"title": {"text": f"gap ({noun})"}, "dtick": max(1, len(info.gaps) // 12)},
                     "yaxis": {"title": {"text": "share of layer-steps"}, "tickformat": ".0%", "rangemode": "tozero"},
                 },
-                alt=f"Histogram of the gap over {total:,} layer-steps; mean gap {means}.",
+                alt=f"Histogram of the gap over {plural(total, 'layer-step')}; mean gap {means}.",
             ),
         ),
         wide=False,
@@ -119,8 +119,9 @@ def importance_card(info: ImportanceInfo) -> Card:
                     "yaxis": {"title": {"text": "importance per step"}, "rangemode": "tozero"},
                 },
                 alt=(
-                    f"Lines over {len(info.layers)} layers; highest importance {number(min(info.highest))} to "
-                    f"{number(max(info.highest))}, lowest {number(min(info.lowest))} to {number(max(info.lowest))}."
+                    f"Lines over {plural(len(info.layers), 'layer')}; "
+                    f"highest importance {number(min(info.highest))} to {number(max(info.highest))}, "
+                    f"lowest {number(min(info.lowest))} to {number(max(info.lowest))}."
                 ),
             ),
         ),
@@ -147,7 +148,7 @@ def _layer_variant(info: BalanceInfo, layer: LayerBalance, measure: int, noun: s
         ),
         layout={"yaxis": axis},
         alt=(
-            f"Layer {layer.layer}, {len(info.devices)} devices: busiest device "
+            f"Layer {layer.layer}, {plural(len(info.devices), 'device')}: busiest device "
             f"{number(max(before, default=0.0))} {unit} per step before, {number(max(after, default=0.0))} after; "
             f"busiest ÷ mean {number(layer.imbalance_before)} before, {number(layer.imbalance_after)} after."
         ),

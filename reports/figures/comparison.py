@@ -12,7 +12,7 @@ from reports.figures.card import Card, Panel, error_bars, plain, series_colour, 
 from reports.info.comparison import ComparedRun, ComparisonInfo
 from reports.info.keyfigures import movement_noun
 from reports.info.table import Cell, Column, DataTable, table
-from reports.info.words import change_with_interval, percent
+from reports.info.words import change_with_interval, percent, plural
 from store.records import Estimate, Ratio
 
 ROW_PIXELS = 44
@@ -96,7 +96,7 @@ def busiest_card(info: ComparisonInfo) -> Card:
                     "xaxis": {"title": {"text": "layer"}},
                     "yaxis": {"title": {"text": f"{noun} per step"}, "rangemode": "tozero"},
                 },
-                alt=f"A line for each of {len(info.runs)} runs over their layers.",
+                alt=f"A line for each of {plural(len(info.runs), 'run')} over their layers.",
             ),
         ),
     )

@@ -8,6 +8,7 @@ from reports.figures.card import Card
 from reports.info.machine import Fact
 from reports.info.run import PassFigures, RunInfo
 from reports.info.table import Cell, table
+from reports.info.words import plural
 from store.records import BrakeStatistics, Quality, SampleText
 
 CONDITIONS = (
@@ -58,8 +59,8 @@ def quality_card(quality: Quality) -> Card:
         key="quality",
         title="Quality on held-out text",
         lede=(
-            f"{quality.sequences:,} sequences teacher-forced in lockstep, one token each per step, on the policy's own "
-            "evolving caches. The interval is a paired bootstrap over sequences."
+            f"{plural(quality.sequences, 'sequence')} teacher-forced in lockstep, one token each per step, on the "
+            "policy's own evolving caches. The interval is a paired bootstrap over sequences."
         ),
         table=table(
             ("figure", "figure"),

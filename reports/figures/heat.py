@@ -11,7 +11,7 @@ from reports.figures import theme
 from reports.figures.card import Card, Panel, Picker, Variant, plain, traces
 from reports.info.balance import BalanceInfo
 from reports.info.table import DataTable, table
-from reports.info.words import number
+from reports.info.words import number, plural
 
 ROW_PIXELS = 20
 MAPS = (("heat-before", "Before"), ("heat-after", "After"), ("heat-difference", "Difference (after − before)"))
@@ -123,7 +123,7 @@ def _variant(title: str, info: BalanceInfo, values: Grid, scale: dict[str, Any],
         data=traces(heat),
         layout={},
         alt=(
-            f"Heat map, {title.lower()}: {len(info.layers)} layers by {len(info.devices)} devices, "
+            f"Heat map, {title.lower()}: {plural(len(info.layers), 'layer')} by {plural(len(info.devices), 'device')}, "
             f"{number(min(flat, default=0.0))} to {number(max(flat, default=0.0))} {noun} per step."
         ),
     )

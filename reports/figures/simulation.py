@@ -11,7 +11,7 @@ from reports.figures import theme
 from reports.figures.card import Card, Panel, Picker, Variant, plain, series_colour, traces, with_legend
 from reports.info.simulation import SimulatedPass, SimulationInfo
 from reports.info.table import table
-from reports.info.words import number, percent
+from reports.info.words import number, percent, plural
 
 SYMBOLS = ("circle", "diamond", "square", "triangle-up", "x", "star")
 """Marker shapes of the conditions that passes differ in."""
@@ -243,5 +243,5 @@ def _busiest_variant(each: SimulatedPass, noun: str) -> Variant:
             bars("after", theme.AFTER, [max(layer.movements_after) for layer in layers]),
         ),
         layout={},
-        alt=f"{each.label}: busiest device of {len(layers)} layers before and after, {noun} per step.",
+        alt=f"{each.label}: busiest device of {plural(len(layers), 'layer')} before and after, {noun} per step.",
     )

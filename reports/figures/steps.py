@@ -12,7 +12,7 @@ from reports.figures import theme
 from reports.figures.card import Card, Panel, traces
 from reports.info.table import table
 from reports.info.timing import SeriesInfo, StepPart, running_mean
-from reports.info.words import number
+from reports.info.words import number, plural
 
 PART_COLOURS = (theme.FETCH, theme.BLUE, theme.EXCHANGE, theme.DECIDE, theme.DENSE)
 MOST_SINGLE_STEPS = 200
@@ -147,6 +147,5 @@ def _series_alt(what: str, baseline: tuple[float, ...], policy: tuple[float, ...
     def mean(values: tuple[float, ...]) -> str:
         return number(sum(values) / len(values) if values else None)
 
-    return (
-        f"Lines over {len(baseline):,} steps: mean {what} {mean(baseline)} in the baseline, {mean(policy)} with policy."
-    )
+    means = f"{mean(baseline)} in the baseline, {mean(policy)} with policy"
+    return f"Lines over {plural(len(baseline), 'step')}: mean {what} {means}."

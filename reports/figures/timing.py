@@ -98,6 +98,7 @@ def _phase_panel(phase: PhaseInfo) -> Panel:
         made.append(_sample_dots(name, colour, estimate))
         made.append(_median_mark(name, estimate))
     low, high = phase.baseline, phase.with_policy
+    number_of = f"{len(low.samples)} pass{'es' if len(low.samples) != 1 else ''}"
     return Panel(
         key=f"phase-{phase.name.lower()}",
         title=LONG_NAMES.get(phase.name, phase.name),
@@ -114,7 +115,7 @@ def _phase_panel(phase: PhaseInfo) -> Panel:
             },
         },
         alt=(
-            f"{phase.name}: baseline median {format_seconds(low.median)} over {len(low.samples)} passes, with policy "
+            f"{phase.name}: baseline median {format_seconds(low.median)} over {number_of}, with policy "
             f"{format_seconds(high.median)} over {len(high.samples)}; change {change_with_interval(phase.gain)}."
         ),
     )

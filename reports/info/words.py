@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from probes.text import plural as plural
 from store.records import Ratio
 
 MINUS = "\N{MINUS SIGN}"
@@ -53,11 +54,6 @@ def certainty(ratio: Ratio) -> str:
     if ratio.outside_noise:
         return "outside the noise"
     return "inside the noise" if ratio.ci95[0] < ratio.ci95[1] else "not sure"
-
-
-def plural(count: int, noun: str) -> str:
-    """``1 device``, ``4 devices``."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def _decimals(size: float, digits: int) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from runtime.trace.importers.detect import detect_and_open
-from runtime.trace.importers.formats import ImportOptions
+from runtime.trace.importers.formats import ImportOptions, check_asked
 from runtime.trace.profile import write_profile
 from runtime.trace.records import LoadProfile, TraceMeta
 from runtime.trace.writer import write_trace
@@ -41,6 +41,7 @@ def import_trace(
     ``on_progress`` is told the fraction of the file that was read. Raises ``TraceError``, ``UsageError``.
     """
     source = detect_and_open(path, options, format_name=format_name)
+    check_asked(path, source.meta, options)
     if isinstance(source, LoadProfile):
         write_profile(output, source, force=force)
         return Imported(

@@ -172,8 +172,12 @@ def document_of(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 @pytest.mark.parametrize(("devices", "batch_size"), [("cpu:1", 1), ("cpu:2", 8), ("cpu:4", 8)])
 def test_the_document_of_a_run(workplace: Workplace, devices: str, batch_size: int) -> None:
     count = int(devices[-1])
-    done = workplace.run(devices=devices, batch_size=batch_size, check_ranks="")
+    brake = "1e-6:sample_every=2,mean_over=1,hold=2"
+    done = workplace.run(devices=devices, batch_size=batch_size, check_ranks="", brake=brake)
     document = document_of(done)
+    assert document["brake"]["budget"] == 1e-6
+    assert document["brake"]["samples"] > 0
+    assert document["brake"]["layer_steps"] > document["brake"]["braked_layer_steps"]
     assert document["schema"] == "caee.run/1"
     assert [device["index"] for device in document["devices"]] == list(range(count))
     assert document["policy"]["name"] == "caee"
@@ -262,7 +266,7 @@ def test_an_interrupted_run_keeps_its_complete_pairs(workplace: Workplace, devic
     with open_store(str(workplace.store)) as store:
         assert store.check() == ()
         run = store.run()
-    assert f"kept run {run.run_id} with its {run.workload.pairs} complete pairs" in errors
+    assert f"kept run {run.run_id} with its {run.workload.pairs} complete pair" in errors
     assert run.workload.pairs >= 1
     assert run.quality is None
 
@@ -316,6 +320,8 @@ def refused(workplace: Workplace, capsys: pytest.CaptureFixture[str], **changes:
     [
         ({"model": "/no/such/folder"}, 1, "there is no model folder /no/such/folder"),
         ({"theta": "1.5"}, 2, "theta=1.5 is out of range for rule cir"),
+        ({"brake": "0"}, 2, "a brake's budget of 0.0 is not a positive number"),
+        ({"brake": "0.1:hold=long"}, 2, "--brake 0.1:hold=long: invalid literal"),
         ({"theta": None, "policy": "caee:rule=cir,theta=1.5"}, 2, "theta=1.5 is out of range for rule cir"),
         ({"policy": "caeee"}, 2, "unknown policy 'caeee'"),
         ({"policy": "router"}, 2, "theta"),

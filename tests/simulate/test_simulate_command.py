@@ -109,6 +109,17 @@ def test_a_foreign_dump_is_read_directly(run: Run, tmp_path: Path) -> None:
     assert json.loads(known.stdout)["trace"]["num_experts"] == 8
 
 
+def test_times_with_units_are_those_without(run: Run, trace: Path) -> None:
+    given = (trace, "--devices", 2, "--batch-size", 2, "--json")
+    plain = run(*given, "--seconds-per-expert", "0.000412,2", "--dense-seconds", 0.003)
+    written = run(*given, "--seconds-per-expert", "412us,2000ms", "--dense-seconds", "3ms", "--num-experts", 12)
+    assert written.returncode == 0, written.stderr
+    documents = [json.loads(done.stdout) for done in (plain, written)]
+    assert documents[0]["machine"] == documents[1]["machine"]
+    assert [cost["seconds_per_expert"] for cost in documents[1]["machine"]["cost"]] == [0.000412, 2.0]
+    assert documents[0]["policies"] == documents[1]["policies"]
+
+
 def test_the_experts_size_from_a_models_config(run: Run, trace: Path, tmp_path: Path) -> None:
     config = {"num_hidden_layers": 3, "hidden_size": 64, "moe_intermediate_size": 32, "num_experts": 12}
     (tmp_path / "config.json").write_text(json.dumps(config | {"num_experts_per_tok": 3}))
@@ -150,6 +161,7 @@ def test_a_broken_trace_is_an_error_of_a_line_or_two(name: str, run: Run, tmp_pa
     assert done.returncode == 1
     assert message in done.stderr
     assert "Traceback" not in done.stderr
+    assert max(map(len, done.stderr.replace(str(path), "").splitlines())) < 240
     assert done.stdout == ""
 
 
@@ -159,6 +171,9 @@ def test_a_broken_trace_is_an_error_of_a_line_or_two(name: str, run: Run, tmp_pa
         ((), "the machine is not described"),
         (("--machine", "h100-sxm"), "depends on its size"),
         (("--seconds-per-expert", "fast"), "fast"),
+        (("--seconds-per-expert", "0.4ms,2 fortnights"), "'2 fortnights' is not a time"),
+        (("--seconds-per-expert", "1", "--dense-seconds", "soon"), "'soon' is not a time"),
+        (("--seconds-per-expert", "1", "--num-experts", "13"), "has 12 experts a layer, not --num-experts 13"),
         (("--seconds-per-expert", "1", "--policy", "caee:theta=2"), "out of range"),
         (("--seconds-per-expert", "1", "--policy", "xshare:budget=3"), "needs full scores"),
         (("--seconds-per-expert", "1", "--cache", "mru"), "unknown cache"),

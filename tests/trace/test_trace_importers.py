@@ -13,15 +13,17 @@ import numpy as np
 import pytest
 import zstandard
 
+from caee_cli.main import run_app
 from probes.errors import TraceError, UsageError
 from runtime.trace.chunking import join
 from runtime.trace.importers.detect import FORMATS, detect_and_open
 from runtime.trace.importers.dummies import DUMMY_RUN, DummyMarker
 from runtime.trace.importers.formats import ImportOptions
+from runtime.trace.importing import import_trace
 from runtime.trace.profile import write_profile
 from runtime.trace.reader import read_trace
 from runtime.trace.records import LoadProfile, Phase, RoutingTrace, TokenKind
-from runtime.trace.writer import write_trace
+from runtime.trace.writer import TraceWriter, write_trace
 
 
 def imported(path: Path, **options: Any) -> tuple[RoutingTrace, tuple[str, ...]]:
@@ -440,11 +442,43 @@ def test_detection_edges(tmp_path: Path) -> None:
         detect_and_open(path)
     with pytest.raises(TraceError, match="No such file"):
         detect_and_open(tmp_path / "absent")
+    path.write_text("plain words")
+    with pytest.raises(TraceError) as unknown:
+        detect_and_open(path)
+    # The names in one short line; what each holds is said of the one that is asked for.
+    assert len(unknown.value.message) < 240 + len(str(path))
+    assert all(known.name in unknown.value.message for known in FORMATS)
+    for known in FORMATS:
+        with pytest.raises(TraceError) as named:
+            detect_and_open(path, format_name=known.name)
+        assert f"looked for {known.looks_for} ({known.name})" in named.value.message
     path.write_text(topk_line())
     with pytest.raises(TraceError, match="looked for"):
         detect_and_open(path, format_name="vllm-jsonl")
     with pytest.raises(UsageError, match="unknown format 'x'"):
         detect_and_open(path, format_name="x")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_experts": 17}, "has 16 experts a layer, not --num-experts 17"),
+        ({"top_k": 3}, "has 4 experts per token, not --top-k 3"),
+    ],
+)
+def test_a_trace_that_says_its_sizes_is_not_told_others(
+    make_trace: Any, tmp_path: Path, options: dict[str, int], message: str
+) -> None:
+    trace = make_trace(experts=16, top_k=4)
+    with TraceWriter(tmp_path / "t.parquet", trace.meta) as writer:
+        writer.write(trace)
+    with pytest.raises(UsageError, match=message):
+        import_trace(tmp_path / "t.parquet", tmp_path / "o.parquet", ImportOptions(**options))
+    assert not (tmp_path / "o.parquet").exists()
+    same = ImportOptions(num_experts=16, top_k=4)
+    assert import_trace(tmp_path / "t.parquet", tmp_path / "o.parquet", same).tokens == trace.tokens
+    asked = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", str(value))]
+    assert run_app(["trace", "show", str(tmp_path / "t.parquet"), *asked]) == 2
 
 
 # ---------------------------------------------------------------- the real files

@@ -56,10 +56,14 @@ def _choose(head: Head, format_name: str | None) -> Format:
         for candidate in candidates:
             if candidate.recognises(head):
                 return candidate
-    looked_for = "; ".join(f"{known.name}: {known.looks_for}" for known in candidates)
+    if format_name is not None:
+        raise TraceError(
+            f"{head.path} is {_seen(head)}; looked for {candidates[0].looks_for} ({format_name})",
+            hint="leave --format out to try every format; pickles are never opened",
+        )
     raise TraceError(
-        f"{head.path} is {_seen(head)}; looked for: a caee trace (Parquet); {looked_for}",
-        hint="pickles are never opened; convert the file to one of these formats",
+        f"{head.path} is {_seen(head)}; looked for a caee trace (Parquet), {', '.join(by_name)}",
+        hint="--format NAME says what a file of one of these has to hold; pickles are never opened",
     )
 
 

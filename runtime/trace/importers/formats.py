@@ -98,6 +98,18 @@ def inferred_experts(options: ImportOptions, stated: int | None, highest_id: int
     return experts, (note,)
 
 
+def check_asked(path: Path, meta: TraceMeta, options: ImportOptions) -> None:
+    """Raise ``UsageError`` where a file that says its own sizes says others than the options do."""
+    for option, asked, stated, of in (
+        ("--num-experts", options.num_experts, meta.num_experts, "experts a layer"),
+        ("--top-k", options.top_k, meta.top_k or None, "experts per token"),
+    ):
+        if asked is not None and stated is not None and asked != stated:
+            raise UsageError(
+                f"{path} has {stated} {of}, not {option} {asked}", hint=f"leave {option} out: the file says the number"
+            )
+
+
 def weights_sum_to_one(gates_TLK: Float32s) -> bool:
     """Whether a sample of weights is normalised, within the rounding of bfloat16 and of printed digits."""
     return bool(gates_TLK.size and np.all(np.abs(gates_TLK.sum(axis=-1) - 1.0) < 0.02))
