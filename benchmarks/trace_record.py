@@ -19,13 +19,9 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import torch
+from checkpoints import Shape, open_session, write_checkpoint
 
-from probes.devices import find_devices
 from probes.sampling import median_interval
-from runtime.options import RunOptions
-from runtime.parallel import Ranks
-from runtime.policy.spec import parse_policy
 from runtime.policy.types import Bools, Tokens
 from runtime.trace.chunking import join
 from runtime.trace.live import NoObserver, RecordingObserver, RoutingObserver
@@ -35,55 +31,12 @@ from runtime.trace.writer import TraceRecorder
 from runtime.trace_recording import PIECE_TOKENS
 from runtime.worker import RankSession
 
-LAYERS, EXPERTS, TOP_K, HIDDEN, INTERMEDIATE = 4, 16, 4, 320, 320
+LAYERS, EXPERTS, TOP_K = 4, 16, 4
+SHAPE = Shape(layers=LAYERS, experts=EXPERTS, top_k=TOP_K, hidden=320, intermediate=320)
 BATCH, NEW_TOKENS = 8, 300
+PROMPTS = tuple("ABCDEFGH"[n] * 16 for n in range(BATCH))
 LAYER_SECONDS = 5e-3
 LIMIT = 0.02
-
-
-def build_checkpoint(folder: Path) -> None:
-    """A model of family qwen3_moe with random weights, and a tokenizer of single letters."""
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3MoeConfig
-
-    letters = {letter: number for number, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
-    config = Qwen3MoeConfig(
-        vocab_size=len(letters) + 1,
-        hidden_size=HIDDEN,
-        moe_intermediate_size=INTERMEDIATE,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=8,
-        num_key_value_heads=2,
-        num_experts=EXPERTS,
-        num_experts_per_tok=TOP_K,
-        norm_topk_prob=True,
-        decoder_sparse_step=1,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=len(letters),
-    )
-    torch.manual_seed(0)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
-    tokenizer = Tokenizer(models.BPE(vocab=letters, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>").save_pretrained(folder)
-
-
-def open_session(folder: Path) -> RankSession:
-    """All experts in memory, so that nothing but reading them takes the time."""
-    options = RunOptions(
-        model=folder,
-        devices=find_devices("cpu:1"),
-        tier="device",
-        policy=parse_policy("router"),
-        cache="lfu",
-        prompts=tuple("ABCDEFGH"[n] * 16 for n in range(BATCH)),
-        held_out=None,
-        calibration=None,
-        batch_size=BATCH,
-        max_new_tokens=NEW_TOKENS,
-    )
-    return RankSession(options, Ranks(rank=0, world=1))
 
 
 class EveryOther:
@@ -197,9 +150,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as temporary:
         folder = given.work or Path(temporary)
         if not (folder / "config.json").exists():
-            folder.mkdir(parents=True, exist_ok=True)
-            build_checkpoint(folder)
-        session = open_session(folder)
+            write_checkpoint(folder, SHAPE)
+        # All experts in memory, so that nothing but reading them takes the time.
+        session = open_session(folder, tier="device", prompts=PROMPTS, batch_size=BATCH, max_new_tokens=NEW_TOKENS)
         try:
             good = measure(session, folder / "trace.parquet", passes=given.passes, full_scores=given.full_scores)
         finally:
