@@ -8,11 +8,14 @@ from typing import Any
 import sqlalchemy as sa
 
 from probes.errors import StoreError
+from store.codec import digest
 from store.entries import Entry, RecordKind
 from store.faults import DamagedStoreError
 from store.kinds import Kept, rekept
 from store.rows import put_together, take_apart
 from store.schema import DEPENDENCIES, LINKS, MODELS, RECORDS, SAMPLES
+
+_DAMAGED_HINT = "caee store check looks at all records; caee store delete removes one"
 
 _MAKES = {
     RecordKind.PROBE: "caee probe",
@@ -106,20 +109,24 @@ def _of(statement: sa.Select[Any], kind: RecordKind | None, machine: str | None)
 
 
 def document(connection: sa.Connection, record_id: str) -> dict[str, Any]:
-    """A record's whole document. Raises ``DamagedStoreError`` where its JSON cannot be read."""
+    """A record's whole document. Raises ``DamagedStoreError`` where it cannot be read, or is not what was saved."""
     (record,) = _rows(connection, RECORDS, RECORDS.c.record_id == record_id)
     try:
-        return put_together(
+        found = put_together(
             record,
             links=_rows(connection, LINKS, LINKS.c.probe_id == record_id, LINKS.c.link),
             samples=_rows(connection, SAMPLES, SAMPLES.c.probe_id == record_id, SAMPLES.c.link, SAMPLES.c.position),
             models=_rows(connection, MODELS, MODELS.c.calibration_id == record_id, MODELS.c.position),
         )
+        whole = digest(found) == record["sha256"]
     except (ValueError, TypeError, LookupError) as error:
         raise DamagedStoreError(
             f"{record_id} cannot be read: its rows are damaged ({error})",
-            hint="caee store check looks at all records; caee store delete removes one",
+            hint=_DAMAGED_HINT,
         ) from error
+    if not whole:
+        raise DamagedStoreError(f"{record_id} is damaged: its content is not what was saved", hint=_DAMAGED_HINT)
+    return found
 
 
 def _rows(

@@ -13,7 +13,7 @@ from store.entries import Checked, Entry, Imported, Problem, RecordKind
 from store.faults import DamagedStoreError
 from store.kinds import Record, kept, kept_simulation, machine_digest, revive
 from store.location import default_location, prepare_file, resolve, shown, sqlite_file
-from store.opening import bring_up_to_date
+from store.opening import bring_up_to_date, refuse_damaged
 from store.records import PolicyRecord, RunRecord
 
 __all__ = ["Store", "check_store", "default_location", "open_store"]
@@ -22,8 +22,10 @@ __all__ = ["Store", "check_store", "default_location", "open_store"]
 def open_store(location: str | None = None, *, create: bool = True) -> Store:
     """The store at a path or SQLAlchemy URL; None: at ``CAEE_STORE``, else at ``default_location()``.
 
-    A new one is made, with its folders, unless ``create`` is False; an older schema is brought up to date. Raises
-    ``StoreError`` where it cannot be opened, is no store of ours, or is newer than this version of caee.
+    A new one is made, with its folders, unless ``create`` is False; an older schema is brought up to date. With
+    ``create`` something will be added, and a damaged file is refused (a small one is checked); without, what is whole
+    can still be read. Raises ``StoreError`` where it cannot be opened, is no store of ours, or is newer than this
+    version of caee.
     """
     url = resolve(location)
     file = sqlite_file(url)
@@ -31,6 +33,8 @@ def open_store(location: str | None = None, *, create: bool = True) -> Store:
         prepare_file(file, create=create)
     database = Database(url)
     bring_up_to_date(database)
+    if create:
+        refuse_damaged(database)
     return Store(database)
 
 

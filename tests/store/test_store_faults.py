@@ -19,6 +19,8 @@ import sqlalchemy as sa
 
 import store.database
 from probes.errors import StoreError
+from store.entries import RecordKind
+from store.faults import DamagedStoreError
 from store.session import Store, open_store
 
 
@@ -245,7 +247,7 @@ def test_damage_anywhere_is_refused_found_or_harmless(full_store: Store, store_f
         file = tmp_path / "damaged.db"
         file.write_bytes(damaged)
         try:
-            with open_store(str(file)) as copy:
+            with open_store(str(file), create=False) as copy:
                 if any(problem.damage for problem in copy.check()):
                     outcomes["found"] += 1
                     continue
@@ -256,6 +258,38 @@ def test_damage_anywhere_is_refused_found_or_harmless(full_store: Store, store_f
         assert found == expected, at
         outcomes["harmless"] += 1
     assert outcomes["found"] > 20, outcomes
+
+
+def test_a_damaged_file_is_read_as_far_as_it_is_whole_but_nothing_is_added(
+    full_store: Store, store_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The samples' pages are spoilt: runs are whole, and the file as such is not."""
+    connection = sqlite3.connect(store_file)
+    (root,) = connection.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'samples'").fetchone()
+    (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
+    connection.close()
+    with store_file.open("r+b") as file:
+        file.seek((root - 1) * page_bytes)
+        file.write(b"\0")  # what kind of page it is
+    with pytest.raises(DamagedStoreError, match="is damaged") as caught:
+        open_store(str(store_file))
+    assert "caee store export" in str(caught.value.hint)
+    with open_store(str(store_file), create=False) as kept:
+        assert kept.runs(1)
+    monkeypatch.setattr("store.opening.QUICKLY_CHECKED_BYTES", 0)
+    open_store(str(store_file)).close()  # a large one is checked when it is asked for
+
+
+def test_a_record_that_is_not_what_was_saved_is_never_shown(full_store: Store, store_file: Path) -> None:
+    connection = sqlite3.connect(store_file)
+    connection.execute("UPDATE models SET alpha = 2")
+    connection.commit()
+    connection.close()
+    calibration = next(entry for entry in full_store.entries() if entry.kind is RecordKind.CALIBRATION)
+    for read in (lambda: full_store.calibration(), lambda: full_store.document(calibration.record_id)):
+        with pytest.raises(DamagedStoreError, match="not what was saved"):
+            read()
+    assert full_store.runs(1), "the others are whole"
 
 
 @pytest.mark.parametrize(
