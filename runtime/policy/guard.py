@@ -57,6 +57,8 @@ def parse_brake(text: str) -> BrakeSettings:
         raise UsageError(f"a brake has no setting {error}: it has {', '.join(kinds)}", hint=hint) from error
     except ValueError as error:
         raise UsageError(f"--brake {text}: {error}", hint=hint) from error
+    except UsageError as error:
+        raise UsageError(error.message, hint=hint) from error
 
 
 class Brake:
