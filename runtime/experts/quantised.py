@@ -123,7 +123,8 @@ class QuantisedPool(SlotPool):
         if len(slots) == 1:
             taken = stored[slots[0] : slots[0] + 1]
         else:
-            taken = stored.index_select(0, torch.tensor(slots, device=stored.device))
+            # Not by an index, which would have to be copied to the device first.
+            taken = torch.stack([stored[slot] for slot in slots])
         return taken.view(_STORED_DTYPES[piece.dtype]).view(len(slots), *piece.shape)
 
     @staticmethod
