@@ -40,7 +40,7 @@ def take_apart(kept: Kept) -> Rows:
     }
     return {
         RECORDS: [record],
-        DEPENDENCIES: [{"record_id": kept.record_id, "needed_id": needed} for needed in kept.needs],
+        DEPENDENCIES: [{"record_id": kept.record_id, "needed_id": needed} for needed in sorted(kept.needs)],
         LINKS: [_link_row(kept.record_id, number, link) for number, link in enumerate(links)],
         SAMPLES: [row for number, link in enumerate(links) for row in _sample_rows(kept.record_id, number, link)],
         MODELS: [_model_row(kept.record_id, number, model) for number, model in enumerate(models)],
