@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,10 +12,13 @@ import pytest
 import torch
 
 from probes.errors import RunError, UsageError
+from probes.fingerprint import take_fingerprint
 from runtime.cache import parse_cache
 from runtime.cost import uniform_costs
 from runtime.launch import launch
 from runtime.policy.spec import parse_policy, resolve
+from runtime.policy.types import NO_GROUPS
+from runtime.predict import StepCosts, predicted_tpot
 from runtime.recording import PassRecord
 from runtime.simulate.placement import make_placement
 from runtime.simulate.records import PassFigures, PassSpec, SimulatedMachine
@@ -23,6 +28,7 @@ from runtime.tracerun import sources
 from runtime.tracerun.content import ExpertContent
 from runtime.tracerun.kernel import ExpertWeights, slot_bytes, stored_dtype
 from runtime.tracerun.options import TraceRunOptions
+from runtime.tracerun.record import trace_run_record
 from runtime.tracerun.session import TraceRunReport, TraceRunSession, run_trace_rank
 from runtime.tracerun.sources import Units
 
@@ -30,9 +36,17 @@ Options = Callable[..., TraceRunOptions]
 Open = Callable[[TraceRunOptions], TraceRunSession]
 
 
-def simulated(source: Any, options: TraceRunOptions, devices: int, policies: Sequence[str]) -> list[PassFigures]:
+def simulated(
+    source: Any,
+    options: TraceRunOptions,
+    devices: int,
+    policies: Sequence[str],
+    *,
+    seconds: float = 1e-3,
+    **machine_options: Any,
+) -> list[PassFigures]:
     """What the simulator says of the same steps."""
-    machine = SimulatedMachine(tier=options.tier, costs=uniform_costs(1e-3, devices))
+    machine = SimulatedMachine(tier=options.tier, costs=uniform_costs(seconds, devices), **machine_options)
     first = FirstLayers(source, options.layers)
     passes = [
         PassSpec(
@@ -52,6 +66,33 @@ def simulated(source: Any, options: TraceRunOptions, devices: int, policies: Seq
             first, passes, batch_size=traffic.batch_size, warmup_steps=traffic.warmup_steps, steps=traffic.steps
         ).passes
     )
+
+
+def test_a_run_predicts_what_a_staged_simulation_does(
+    make_source: Any, make_options: Options, open_session: Open
+) -> None:
+    source, policy = make_source(), "caee:theta=0.6"
+    options = make_options(source, policy=policy)
+    report = open_session(options).run()
+    costs = StepCosts(fetch_D=(2e-3,), compute=7e-4, rest=1e-3, groups=NO_GROUPS)
+    machine = {"expert_compute_seconds": 7e-4, "dense_seconds": 1e-3, "staged": True}
+    baseline, treated = simulated(source, options, 1, ["router", policy], seconds=2e-3, **machine)
+    for record, figures in ((report.baseline[0][0], baseline), (report.treated[0][0], treated)):
+        predicted = predicted_tpot(costs, record.decode_misses(), record.decode_dispatched())
+        assert predicted == pytest.approx(figures.time_per_step.mean, rel=1e-6)
+
+
+def test_what_is_complete_survives_an_interruption(make_options: Options, open_session: Open, tmp_path: Path) -> None:
+    partial = tmp_path.parent / "partial.pickle"
+    options = make_options(partial_file=partial, pairs=2)
+    whole = open_session(options).run()
+    kept = pickle.loads(partial.read_bytes())
+    fingerprint = take_fingerprint(options.devices, options.folder)
+    records = [trace_run_record(options, report, fingerprint, "tiny") for report in (kept, whole)]
+    assert [record.workload.pairs for record in records] == [2, 2]
+    assert [record.replay.checked_experts for record in records if record.replay] == [0, 7]
+    assert records[0].with_policy.misses_per_device == records[1].with_policy.misses_per_device
+    assert records[0].predicted is None
 
 
 def assert_same(measured: PassRecord, figures: PassFigures) -> None:
