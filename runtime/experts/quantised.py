@@ -2,7 +2,7 @@
 
 A slot takes an expert's stored bytes, no more. Beside the slots there are a few places in the type that computes:
 experts are dequantised into them just before the model's own kernel runs over them. So a fetch moves the stored bytes,
-a cache of a given size holds two to eight times as many experts, and every use of an expert dequantises it once more.
+a cache of a given size holds two to seven times as many experts, and every use of an expert dequantises it once more.
 The places cost ``PLACES`` experts in the computing type.
 """
 

@@ -61,7 +61,7 @@ def run_rank(environment: dict[str, str], output: Path, folders: list[Path]) -> 
     results = {}
     for number, folder in enumerate(folders):
         for dtype in ("float32", "bfloat16") if number == 0 else ("float32",):
-            for policy in ("router", "caee:theta=0.6"):
+            for policy in ("router", "caee:theta=0.6") if number < 2 else ("router",):
                 results[folder.name, dtype, policy] = run_case(folder, dtype, policy, ranks)
         if number == 0:
             results[folder.name, "float32", BRAKED] = run_case(folder, "float32", BRAKED, ranks, BRAKE)

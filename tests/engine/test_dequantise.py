@@ -56,7 +56,7 @@ def mxfp4(blocks: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> tor
 
 
 @given(data=st.data())
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_fp8_is_value_times_scale_of_its_block(quantising: ModuleType, pieces: None, data: st.DataObject) -> None:
     rows, columns = data.draw(st.integers(1, 20)), data.draw(st.integers(1, 20))
     block = (data.draw(st.integers(1, 24)), data.draw(st.integers(1, 24)))
@@ -92,7 +92,7 @@ def test_every_fp8_byte_and_exponent(quantising: ModuleType) -> None:
 
 
 @given(data=st.data())
-@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_mxfp4_is_two_numbers_a_byte_times_a_power_of_two(
     quantising: ModuleType, pieces: None, data: st.DataObject
 ) -> None:

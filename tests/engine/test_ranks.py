@@ -20,9 +20,10 @@ WORLDS = (1, 2, 4)
 
 
 @pytest.fixture(scope="module")
-def results(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Results:
+def results(checkpoint: Checkpoint, quantised: Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> Results:
     """By number of ranks, then by model, data type and policy. Ten experts do not divide by four ranks."""
     models = [checkpoint("qwen3_moe", top_k=4, experts=10), checkpoint("deepseek_v3", top_k=4)]
+    models += [quantised("qwen3_moe-fp8", top_k=4), quantised("gpt_oss-mxfp4", top_k=4)]
     output = tmp_path_factory.mktemp("ranks")
     done = subprocess.run(
         [sys.executable, str(PROGRAM), str(output), *map(str, models)],
@@ -37,7 +38,7 @@ def results(checkpoint: Checkpoint, tmp_path_factory: pytest.TempPathFactory) ->
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_pass_repeats_itself(results: Results, world: int) -> None:
-    assert len(results[world]) == 7
+    assert len(results[world]) == 9
     for case, (first, second) in results[world].items():
         assert torch.equal(first["logits"], second["logits"]), case
         assert first["misses"] == second["misses"], case
