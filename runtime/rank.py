@@ -15,6 +15,7 @@ import torch
 
 from probes.errors import DeviceError
 from probes.records import Device
+from probes.text import first_line
 from runtime.parallel import Ranks
 
 
@@ -79,3 +80,15 @@ def without_garbage_collection() -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+@contextlib.contextmanager
+def full_device_named(rank: int) -> Iterator[None]:
+    """Where a device's memory does not suffice within the block, say whose it is and what helps."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise DeviceError(
+            f"rank {rank}: its device has no room: {first_line(error)}",
+            hint="give a smaller --cache-experts or --batch-size; docs/runtime.md says what a rank needs",
+        ) from error

@@ -38,7 +38,15 @@ from runtime.policy.make import make_policy
 from runtime.policy.spec import format_policy, parse_policy
 from runtime.policy.types import Policy, PolicySpec
 from runtime.quality import measure_quality
-from runtime.rank import Progress, all_devices, own_device, share_processors, torch_device, without_garbage_collection
+from runtime.rank import (
+    Progress,
+    all_devices,
+    full_device_named,
+    own_device,
+    share_processors,
+    torch_device,
+    without_garbage_collection,
+)
 from runtime.recording import PassRecord
 from runtime.roofline import measure_roofline
 from runtime.signals.collect import open_signals
@@ -96,11 +104,12 @@ def run_rank(options: RunOptions) -> RankReport:
     try:
         calibration, policy = ranks.from_first((options.calibration, options.policy))
         options = replace(options, calibration=calibration, policy=policy)
-        session = ranks.all_or_none(lambda: RankSession(options, ranks))
-        try:
-            return session.run()
-        finally:
-            session.close()
+        with full_device_named(ranks.rank):
+            session = ranks.all_or_none(lambda: RankSession(options, ranks))
+            try:
+                return session.run()
+            finally:
+                session.close()
     finally:
         leave(ranks)
 

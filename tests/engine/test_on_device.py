@@ -12,13 +12,14 @@ import pytest
 import torch
 
 from probes.devices import find_devices
+from probes.errors import DeviceError
 from runtime import execution
 from runtime.experts.transfer import Request
 from runtime.options import TIERS, RunOptions
 from runtime.parallel import Ranks
 from runtime.policy.spec import parse_policy
 from runtime.roofline import measure_roofline
-from runtime.worker import RankSession
+from runtime.worker import RankSession, run_rank
 
 PROMPTS = [list(b"Hello there, my"), list(b"And he said, go")]
 Open = Callable[..., RankSession]
@@ -141,3 +142,23 @@ def test_roofline(checkpoint: Callable[..., Path], open_on_device: Open) -> None
         memory_bytes_per_s=None,
     )
     assert all(0.0 < point.flops / point.seconds <= roofline.peak_flops_per_s for point in roofline.points)
+
+
+def test_a_device_without_room_is_named(checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def allocate(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.\nmore lines")
+
+    monkeypatch.setattr(RankSession, "run", allocate)
+    options = RunOptions(
+        model=checkpoint("qwen3_moe"),
+        devices=find_devices("cpu:1"),
+        tier="disk",
+        policy=parse_policy("router"),
+        cache="lfu",
+        prompts=("Hello there",),
+        held_out=None,
+        calibration=None,
+    )
+    with pytest.raises(DeviceError, match=r"rank 0: its device has no room: CUDA .* 20.00 GiB\.$") as caught:
+        run_rank(options)
+    assert "--cache-experts" in str(caught.value.hint)
