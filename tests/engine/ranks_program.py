@@ -21,9 +21,11 @@ from runtime.options import RunOptions
 from runtime.parallel import Ranks, join, leave
 from runtime.policy.guard import BrakeSettings
 from runtime.policy.spec import parse_policy
+from runtime.quality import measure_quality
 from runtime.worker import RankSession
 
 PROMPTS = [list(b"Hello there, my"), list(b"And he said, go"), list(b"Now is the time")]
+HELD_OUT = [list(b"It was t"), list(b"he best "), list(b"of times")]
 STEPS = 6
 # Prunes alike on any number of ranks.
 BRAKED = "importance:theta=0.3,compensation=none"
@@ -65,14 +67,40 @@ def run_rank(environment: dict[str, str], output: Path, folders: list[Path]) -> 
                 results[folder.name, dtype, policy] = run_case(folder, dtype, policy, ranks)
         if number == 0:
             results[folder.name, "float32", BRAKED] = run_case(folder, "float32", BRAKED, ranks, BRAKE)
+    shared = {
+        (policy, data_parallel): run_shared(folders[0], policy, ranks, brake, data_parallel=data_parallel)
+        for policy, brake in (("caee:theta=0.6", None), (BRAKED, BRAKE))
+        for data_parallel in (False, True)
+        if ranks.world == 2 or (ranks.world > 1 and brake is None)
+    }
     if ranks.rank == 0:
         torch.save(results, output / f"{ranks.world}.pt")
+        torch.save(shared, output / f"{ranks.world}-shared.pt")
     leave(ranks)
 
 
 def run_case(
     folder: Path, dtype: str, policy: str, ranks: Ranks, brake: BrakeSettings | None = None
 ) -> list[dict[str, Any]]:
+    session = open_session(folder, dtype, policy, ranks, brake)
+    try:
+        session.run_pass(PROMPTS, session.router, new_tokens=2)
+        chosen = session.asked_policy()
+        snapshot = session.execution.snapshot()
+        return [one_pass(session, chosen, snapshot) for _ in range(2)]
+    finally:
+        session.close()
+
+
+def open_session(
+    folder: Path,
+    dtype: str,
+    policy: str,
+    ranks: Ranks,
+    brake: BrakeSettings | None,
+    *,
+    data_parallel: bool = False,
+) -> RankSession:
     session = RankSession(
         RunOptions(
             model=folder,
@@ -87,15 +115,34 @@ def run_case(
             dtype=dtype,
             brake=brake,
             check_ranks=True,
+            data_parallel=data_parallel,
         ),
         ranks,
     )
     torch.set_num_threads(1)  # whatever the number of ranks: more threads round otherwise
+    return session
+
+
+def run_shared(
+    folder: Path, policy: str, ranks: Ranks, brake: BrakeSettings | None, *, data_parallel: bool
+) -> dict[str, Any]:
+    """Steps, a pass and quality; three sequences, or one, divide by neither two nor four ranks."""
+    session = open_session(folder, "float32", policy, ranks, brake, data_parallel=data_parallel)
     try:
         session.run_pass(PROMPTS, session.router, new_tokens=2)
-        chosen = session.asked_policy()
-        snapshot = session.execution.snapshot()
-        return [one_pass(session, chosen, snapshot) for _ in range(2)]
+        chosen, snapshot = session.asked_policy(), session.execution.snapshot()
+        found = one_pass(session, chosen, snapshot)
+        session.execution.restore(snapshot)
+        record = session.run_pass(PROMPTS, chosen, new_tokens=4)
+        quality = measure_quality(session.model, HELD_OUT, session.router, chosen, batch_size=2, seed=0)
+        found |= {
+            "token_ids": record.token_ids,
+            "tokens": [step.tokens for step in record.steps],
+            "rerouted": [layer.rerouted_slots for step in record.steps for layer in step.layers],
+            "losses": [quality.nll_policy, quality.nll_baseline, quality.mean_kl],
+        }
+        told = {name: value for name, value in found.items() if name != "logits"}
+        return {**found, "ranks_agree": len(set(ranks.gather(repr(told)))) == 1}
     finally:
         session.close()
 
