@@ -193,6 +193,9 @@
 
   useTheme(system.matches);
   root.dataset.ready = "false";
-  // By then plotly, a script that waits for the whole page, has started.
-  addEventListener("DOMContentLoaded", drawAll);
+  // By then plotly is there, whose script waits for the whole page; it is started from here (see bundle.py).
+  addEventListener("DOMContentLoaded", () => {
+    if (window.startPlotly) window.Plotly = startPlotly();
+    drawAll();
+  });
 })();

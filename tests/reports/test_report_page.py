@@ -144,7 +144,8 @@ def test_the_wrapping_is_told_from_code_that_resembles_it() -> None:
         "window.Plotly = Plotly;\nreturn Plotly;\n}));"
     )
     body = "var a=()=>{return b()};return a();"
-    assert as_script(wrapped.replace("BODY", body)).text == "/** notice */\nvar a=()=>{return b()};window.Plotly=a();\n"
+    module = as_script(wrapped.replace("BODY", body))
+    assert module.text == "/** notice */\nvar a=()=>{return b()};window.startPlotly=a;\n"
     assert not as_script(wrapped.replace("BODY", "var a=1;")).module
     assert not as_script(wrapped.replace("BODY", body) + "more()").module
 
