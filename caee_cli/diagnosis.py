@@ -23,9 +23,17 @@ def diagnose(store: str | None, chosen: Path | None) -> tuple[tuple[Finding, ...
     devices = find_devices(None)
     fingerprint = take_fingerprint(devices, folder)
     findings = [_packages(), kept, *machine_findings(folder), *gpu_findings(fingerprint)]
-    if calibration is not None:
-        findings.append(_cost_models(calibration, folder))
+    findings.append(_no_cost_models() if calibration is None else _cost_models(calibration, folder))
     return tuple(findings), fingerprint
+
+
+def _no_cost_models() -> Finding:
+    return Finding(
+        what="cost models",
+        status="note",
+        detail="none are kept yet: runs are measured, but their costs are not known and nothing is predicted",
+        fix="caee probe, then caee calibrate",
+    )
 
 
 def _cost_models(calibration: Calibration, folder: Path) -> Finding:

@@ -90,8 +90,27 @@ def run_app(arguments: list[str]) -> int:
     return 0
 
 
-def _invoke(arguments: list[str]) -> None:
+def command_line() -> Any:
+    """The parser's command; in its help flags show no type, and paragraphs fit the terminal's width."""
     command = typer.main.get_command(app)
+    _tidy(command)
+    return command
+
+
+def _tidy(command: Any) -> None:
+    if command.help:
+        command.help = "\n\n".join(
+            part if "\b" in part else " ".join(part.split()) for part in command.help.split("\n\n")
+        )
+    for parameter in command.params:
+        if getattr(parameter, "is_flag", False) and parameter.metavar is None:
+            parameter.metavar = ""
+    for inner in getattr(command, "commands", {}).values():
+        _tidy(inner)
+
+
+def _invoke(arguments: list[str]) -> None:
+    command = command_line()
     with command.make_context("caee", arguments) as context:
         command.invoke(context)
 

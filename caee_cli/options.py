@@ -19,8 +19,18 @@ StoreOption = Annotated[
         help="Where results are kept: an SQLite file or an SQLAlchemy URL. Default: the user's data folder.",
     ),
 ]
+LARGEST_SEED = 2**32 - 1
+
+
+def _seed(given: int) -> int:
+    # Checked here and not by the option's range, which every help would spell out in eleven digits.
+    if not 0 <= given <= LARGEST_SEED:
+        raise typer.BadParameter(f"{given} is not between 0 and {LARGEST_SEED}")
+    return given
+
+
 SeedOption = Annotated[
-    int, typer.Option("--seed", min=0, max=2**32 - 1, help="Same seed, same inputs, same decisions.")
+    int, typer.Option("--seed", metavar="N", callback=_seed, help="Same seed, same inputs, same decisions.")
 ]
 ForceOption = Annotated[bool, typer.Option("--force", help="Replace an output file that exists.")]
 OutputOption = Annotated[Path | None, typer.Option("-o", "--output", metavar="FILE", help="Where to write.")]

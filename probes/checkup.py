@@ -217,7 +217,9 @@ def _extras() -> Sequence[Finding]:
 
 def _how_to_install(module: str) -> str:
     return (
-        "see vllm.ai for the build that fits" if module == "vllm" else f"pip install 'caee[{module.replace('_', '-')}]'"
+        "see vllm.ai for the build that fits"
+        if module == "vllm"
+        else f"in a clone of caee: pip install '.[{module.replace('_', '-')}]'"
     )
 
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from caee_cli.options import ForceOption, JsonOption, StoreOption, seconds_option
+from caee_cli.options import ForceOption, JsonOption, SeedOption, StoreOption, seconds_option
 
 
 def command(
@@ -26,18 +26,22 @@ def command(
     ] = None,
     cache_experts: Annotated[
         list[int] | None,
-        typer.Option("--cache-experts", help="Cached experts per device, all layers; repeatable. Default: half."),
+        typer.Option(
+            "--cache-experts", metavar="N", help="Cached experts per device, all layers; repeatable. Default: half."
+        ),
     ] = None,
     placement: Annotated[
         list[str] | None,
         typer.Option(
             "--placement",
-            help="contiguous, round-robin, balanced[:redundant=R,groups=G,nodes=M], or a JSON file of "
-            "[layers][experts] lists of devices; repeatable.",
+            metavar="NAME|FILE",
+            help="contiguous, round-robin, balanced, such as balanced:redundant=8,groups=4,nodes=2, or a JSON file: of "
+            "each layer the list of its experts, of each expert its device or list of devices; repeatable.",
         ),
     ] = None,
     tier: Annotated[
-        list[str] | None, typer.Option("--tier", help="Where experts wait: host, disk or device; repeatable.")
+        list[str] | None,
+        typer.Option("--tier", metavar="TIER", help="Where experts wait: host, disk or device; repeatable."),
     ] = None,
     devices: Annotated[
         int | None, typer.Option("--devices", min=1, help="Default: as many as were calibrated, else 8.")
@@ -93,6 +97,7 @@ def command(
     output: Annotated[Path | None, typer.Option("-o", "--output", metavar="REPORT.html", help="Write a page.")] = None,
     force: ForceOption = False,
     store: StoreOption = None,
+    seed: SeedOption = 0,
     as_json: JsonOption = False,
 ) -> None:
     """Replay a trace on a described machine, under any policies, caches, placements and tiers.
@@ -113,6 +118,7 @@ def command(
             "tiers": tier,
             "batch_size": batch_size,
             "warmup_steps": warmup_steps,
+            "seed": seed,
             "steps": steps,
         },
         machine={

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,7 @@ class Scenario:
 
     ``cache_experts`` empty: half of each device's experts. ``batch_size``: a number, ``recorded``, or None for the
     recorded steps where there are any. ``steps``: how many count at most, after the warm-up; None: all there are.
+    ``seed``: of ``random``.
     """
 
     policies: tuple[str, ...] = ("router", "caee")
@@ -42,6 +43,7 @@ class Scenario:
     batch_size: str | None = None
     warmup_steps: int = 0
     steps: int | None = None
+    seed: int = 0
 
     def __post_init__(self) -> None:
         for tier in self.tiers:
@@ -74,7 +76,7 @@ def make_plan(
     meta = source.meta
     check_trace(meta)
     # Whatever can be wrong with the words is refused before the trace is read.
-    policies = [parse_policy(text) for text in scenario.policies]
+    policies = [_parsed(text, scenario.seed) for text in scenario.policies]
     for policy in policies:
         if not meta.scores_recorded:
             refuse_without_scores(policy, meta.top_k)
@@ -91,6 +93,14 @@ def make_plan(
         for each in _passes(policies, caches, scenario.cache_experts, _place(written, meta, machine, loads_LN), machine)
     ]
     return Plan(passes=tuple(passes), batch_size=batch_size, index=index)
+
+
+def _parsed(written: str, seed: int) -> PolicySpec:
+    """The policy; ``random`` draws by ``seed`` where it was not given one of its own."""
+    policy = parse_policy(written)
+    if policy.name != "random" or "seed=" in written.replace(" ", ""):
+        return policy
+    return replace(policy, parameters={**policy.parameters, "seed": seed})
 
 
 def _passes(

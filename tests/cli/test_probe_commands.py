@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import resource
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from caee_cli.main import run_app
-from probes.records import Field, Probe
+from probes.records import Field, LinkKind, Probe
 
 
 @pytest.fixture
@@ -81,6 +84,80 @@ def test_a_changed_machine_fails_the_check_with_code_3(store: str, capsys: pytes
     models = next(finding for finding in findings if finding["what"] == "cost models")
     assert models["status"] == "fail"
     assert "torch" in models["detail"]
+
+
+@pytest.mark.usefixtures("quick_machine")
+def test_a_drifted_link_is_named_with_code_3(
+    store: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stored probe was ten times as slow as this machine is now."""
+    from dataclasses import replace
+
+    from store.session import open_store
+
+    monkeypatch.setattr("probes.drift._SECONDS_PER_LINK", 0.5)
+    run_json(capsys, "probe", "--quick", "--devices", "cpu:1", "--store", store)
+    with open_store(store) as kept:
+        measured: Probe = kept.probe()
+        memory = next(link for link in measured.links if link.kind is LinkKind.HOST_MEMORY)
+        slow = tuple(
+            replace(sample, seconds=tuple(10 * seconds for seconds in sample.seconds)) for sample in memory.samples
+        )
+        kept.save_probe(replace(measured, probe_id="s1ow", links=(replace(memory, samples=slow),)))
+    assert run_app(["calibrate", "--probe", "s1ow", "--store", store]) == 0
+    capsys.readouterr()
+    assert run_app(["calibrate", "--check", "--store", store, "--json"]) == 3
+    printed = capsys.readouterr()
+    document = json.loads(printed.out)
+    assert document["holds"] is False
+    assert "1 of 1 links have drifted: host memory host → host" in printed.err
+
+
+@pytest.mark.usefixtures("quick_machine")
+def test_little_lockable_memory_and_little_memory_are_no_obstacle(
+    store: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    monkeypatch.setattr("probes.plan.memory_available_bytes", lambda: 16 << 20)
+    resource.setrlimit(
+        resource.RLIMIT_MEMLOCK, (min(1 << 20, hard) if hard != resource.RLIM_INFINITY else 1 << 20, hard)
+    )
+    try:
+        probed = run_json(capsys, "probe", "--quick", "--devices", "cpu:1", "--store", store)
+        findings = {each["what"]: each for each in run_json(capsys, "doctor", "--store", store)["findings"]}
+    finally:
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (soft, hard))
+    memory = next(link for link in probed["links"] if link["kind"] == "host_memory" and link["concurrency"] == "solo")
+    assert memory["status"] in ("ok", "unstable")
+    # A quarter of what is free, in two pools; a copy counts what it reads and what it writes.
+    assert max(sample["size_bytes"] for sample in memory["samples"]) <= 4 << 20
+    assert findings["lockable memory"]["status"] == "note"
+    assert "ulimit -l" in findings["lockable memory"]["detail"]
+    assert findings["lockable memory"]["fix"]
+    facts = {**probed["fingerprint"]["identity"], **probed["fingerprint"]["state"]}
+    assert facts["lockable_memory_bytes"]["value"] <= 1 << 20
+    assert findings["cost models"]["status"] == "note"
+    assert "caee calibrate" in findings["cost models"]["fix"]
+
+
+@pytest.mark.usefixtures("quick_machine")
+def test_a_disk_that_cannot_be_written_or_is_memory_is_waived_with_the_reason(
+    store: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(**options: object) -> tuple[int, str]:
+        raise OSError(30, "Read-only file system")
+
+    memory_disk = Path("/dev/shm")
+    if memory_disk.is_dir() and os.access(memory_disk, os.W_OK):
+        findings = run_json(capsys, "doctor", "--disk-path", str(memory_disk), "--store", store)["findings"]
+        (disk,) = [finding for finding in findings if finding["what"] == "disk"]
+        assert (disk["status"], "tmpfs" in disk["detail"], bool(disk["fix"])) == ("note", True, True)
+    monkeypatch.setattr(tempfile, "mkstemp", refuse)
+    probed = run_json(capsys, "probe", "--quick", "--devices", "cpu:1", "--store", store)
+    disks = [link for link in probed["links"] if link["kind"] == "disk_to_host"]
+    assert disks
+    assert all(link["status"] == "waived" and "Read-only file system" in link["reason"] for link in disks)
+    assert any(link["status"] in ("ok", "unstable") for link in probed["links"]), "memory is measured all the same"
 
 
 def test_without_a_probe_calibrate_says_what_to_do(store: str, capsys: pytest.CaptureFixture[str]) -> None:
