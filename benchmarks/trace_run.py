@@ -70,7 +70,7 @@ class Bench:
             f"\n{first['model']}: experts of {format_size(shape.expert_bytes)} ({shape.storage.name}) on disk, "
             f"{first['workload']['cache_experts']} of {first['workload']['experts_per_device']} cached on each of "
             f"{DEVICES} CPU ranks; {STEPS} steps of 8 tokens, {first['workload']['moe_layers']} MoE layers, "
-            f"{self.pairs} pairs. As calibrated one fetch takes "
+            f"pairs of passes: {self.pairs}. As calibrated one fetch takes "
             f"{format_seconds(first['predicted']['seconds_per_expert'][0])}, as measured before one expert's matmuls "
             f"{format_seconds(compute)}."
         )
