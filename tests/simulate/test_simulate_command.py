@@ -204,14 +204,13 @@ def test_an_unknown_calibration_and_a_missing_placement(run: Run, trace: Path) -
 
 def test_the_seed_is_that_of_random_alone(run: Run, tmp_path: Path, make_trace: Any, in_memory: Any) -> None:
     path = tmp_path / "scores.parquet"
-    write_trace(path, in_memory(make_trace(lengths=(12, 12), scores=True)))
+    write_trace(path, in_memory(make_trace(lengths=(5, 5), scores=True)))
     given = (path, "--seconds-per-expert", 0.001, "--batch-size", 2, "--cache-experts", 4, "--json")
     policies = ("--policy", "caee:theta=0.3", "--policy", "random:theta=0.3", "--policy", "random:theta=0.3,seed=5")
-    found = [json.loads(run(*given, *policies, "--seed", seed).stdout)["policies"] for seed in (5, 5, 6)]
-    assert found[0] == found[1]
-    assert [entry["parameters"].get("seed") for entry in found[2]] == [None, 6, 5]
+    found = [json.loads(run(*given, *policies, "--seed", seed).stdout)["policies"] for seed in (5, 6)]
+    assert [entry["parameters"].get("seed") for entry in found[1]] == [None, 6, 5]
     assert found[0][1]["parameters"] == found[0][2]["parameters"], "the option is the key's default"
-    for entry, other in ((found[0][0], found[2][0]), (found[0][2], found[2][2])):
+    for entry, other in ((found[0][0], found[1][0]), (found[0][2], found[1][2])):
         assert entry == other
 
 
