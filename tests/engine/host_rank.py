@@ -18,6 +18,7 @@ from caee_cli.main import main
 
 CLONE_NEWNET = 0x40000000
 
+
 def run(
     namespace: str | None,
     environment: dict[str, str],
