@@ -323,12 +323,27 @@ def _cpu_seconds(*command: str) -> float:
     return usage.ru_utime + usage.ru_stime
 
 
+EMPTY_APP = """
+import typer
+app = typer.Typer()
+for n in range(9):
+    app.command(name=f"command-{n}")(lambda: None)
+app()
+"""
+
+
 def test_help_costs_less_than_a_quarter_second_of_cpu_time_above_a_bare_interpreter() -> None:
-    """A promise to users, so a test in spite of being a timing: CPU time, best of five, and again if others disturb."""
-    best_help = best_bare = math.inf
+    """A promise to users, so a test in spite of being a timing: CPU time, best of five, and again if others disturb.
+
+    The help of nine empty commands costs 0.15 s on the machine that the promise was made for. A slower one, or one
+    whose cores are shared, may take as many times longer as it takes for those.
+    """
+    best_help = best_bare = best_empty = math.inf
     for _ in range(3):
         best_help = min([best_help, *(_cpu_seconds(CAEE, "--help") for _ in range(5))])
+        best_empty = min([best_empty, *(_cpu_seconds(sys.executable, "-c", EMPTY_APP, "--help") for _ in range(5))])
         best_bare = min([best_bare, *(_cpu_seconds(sys.executable, "-c", "pass") for _ in range(5))])
-        if best_help - best_bare < 0.25:
+        allowed = 0.25 * max(1.0, (best_empty - best_bare) / 0.15)
+        if best_help - best_bare < allowed:
             break
-    assert best_help - best_bare < 0.25
+    assert best_help - best_bare < allowed
