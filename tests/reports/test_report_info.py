@@ -254,7 +254,7 @@ def test_no_sweep_where_more_than_theta_differs(build: ModuleType) -> None:
     first, second = build.make_run(), build.make_run(run_id="b", theta=0.6)
     second = replace(second, workload=replace(second.workload, batch_size=1))
     info = comparison_info([first, second])
-    assert info.differing == ("policy", "batch size (concurrency)")
+    assert info.differing == ("policy", "batch size")
     assert info.sweeps == ()
     assert [run.series for run in info.runs] == ["caee · batch size 8", "caee · batch size 1"]
     assert info.front_by_importance == ()
