@@ -164,7 +164,10 @@ class Ticket:
 class TransferEngine:
     """Fills slots of ``pool`` from ``source``. One instance per device; not to be shared between threads."""
 
-    def __init__(self, backend: Backend, source: ExpertSource, pool: SlotPool) -> None:
+    def __init__(
+        self, backend: Backend, source: ExpertSource, pool: SlotPool, *, queues_copies: bool | None = None
+    ) -> None:
+        """``queues_copies``: whether the device copies beside the host on its own; None: all but CPUs do."""
         self.backend = backend
         self._source = source
         self._pool = pool
@@ -173,8 +176,12 @@ class TransferEngine:
         size = source.staging_bytes()
         with near(backend.device):
             self._staging = [backend.host_buffer(size, pinned=True) for _ in range(STAGING_BUFFERS)]
-        self._emptied: list[Event | None] = [None] * STAGING_BUFFERS
+        self._emptied: list[Event | Future[None] | None] = [None] * STAGING_BUFFERS
         self._next = 0
+        # Elsewhere a thread copies beside the next read. What waits in memory is read by the copy itself.
+        queues = backend.device.type != "cpu" if queues_copies is None else queues_copies
+        copies = not queues and source.mode is not None
+        self._copier = ThreadPoolExecutor(max_workers=1, thread_name_prefix="expert-copy") if copies else None
 
     def fetch(self, requests: Sequence[Request]) -> Ticket:
         """Start fetching in the order given. The slots must not be used before the ticket's ``wait`` returned."""
@@ -189,6 +196,8 @@ class TransferEngine:
     def close(self) -> None:
         """Wait for what is under way and release the source."""
         self._worker.shutdown(wait=True)
+        if self._copier is not None:
+            self._copier.shutdown(wait=True)
         self.backend.synchronize()
         self._source.close()
 
@@ -197,9 +206,19 @@ class TransferEngine:
             return None
         with self.backend.use(self._stream):
             computed.wait()
-            for request in requests:
-                self._fetch_one(request)
+            try:
+                for request in requests:
+                    self._fetch_one(request)
+            finally:
+                self._wait_for_copies()
             return self.backend.record()
+
+    def _wait_for_copies(self) -> None:
+        """Until the slots hold what was read, where threads copy."""
+        for at, emptied in enumerate(self._emptied):
+            if isinstance(emptied, Future):
+                self._emptied[at] = None
+                emptied.result()
 
     def _fetch_one(self, request: Request) -> None:
         try:
@@ -218,12 +237,20 @@ class TransferEngine:
         at = self._next
         self._next = (at + 1) % STAGING_BUFFERS
         emptied = self._emptied[at]
-        if emptied is not None:
+        if isinstance(emptied, Future):
+            emptied.result()
+        elif emptied is not None:
             emptied.synchronize()
+        spans: list[tuple[tuple[Piece, ...], torch.Tensor]] = []
         self._source.deliver(
-            request.layer,
-            request.expert,
-            self._staging[at],
-            lambda pieces, data: self._pool.write(request.slot, pieces, data),
+            request.layer, request.expert, self._staging[at], lambda pieces, data: spans.append((pieces, data))
         )
-        self._emptied[at] = self.backend.record()
+        if self._copier is not None:
+            self._emptied[at] = self._copier.submit(self._fill, request.slot, spans)
+        else:
+            self._fill(request.slot, spans)
+            self._emptied[at] = self.backend.record()
+
+    def _fill(self, slot: int, spans: Sequence[tuple[tuple[Piece, ...], torch.Tensor]]) -> None:
+        for pieces, data in spans:
+            self._pool.write(slot, pieces, data)

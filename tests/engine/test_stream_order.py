@@ -142,7 +142,7 @@ def watch(session: RankSession, ordering: Ordering, backend: OrderingBackend, mo
     monkeypatch.setattr(session.pool, "write", written)
     monkeypatch.setattr(session.source, "deliver", delivered)
     session.transfers._worker.shutdown()
-    transfers = TransferEngine(backend, session.source, session.pool)  # type: ignore[arg-type]  # streams are names
+    transfers = TransferEngine(backend, session.source, session.pool, queues_copies=True)  # type: ignore[arg-type]  # streams are names
     starts = [staging.untyped_storage().data_ptr() for staging in transfers._staging]
 
     def buffer_of(data: torch.Tensor) -> object:
