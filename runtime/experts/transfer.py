@@ -24,6 +24,8 @@ from runtime.experts.pool import SlotPool
 
 STAGING_BUFFERS = 4
 """Reads may run this far ahead of the device copies that empty the buffers."""
+WORTH_A_THREAD = 512 << 10
+"""Smaller experts are copied before another thread would take over."""
 SLAB_BYTES = (256 << 20) - ALIGNMENT
 """Experts that wait in host memory lie together in pieces of this size: with its alignment, a power of two."""
 SLAB_ALIGNMENT = 64
@@ -167,7 +169,7 @@ class TransferEngine:
     def __init__(
         self, backend: Backend, source: ExpertSource, pool: SlotPool, *, queues_copies: bool | None = None
     ) -> None:
-        """``queues_copies``: whether the device copies beside the host on its own; None: all but CPUs do."""
+        """``queues_copies``: False has a thread copy beside the next read; None: on CPUs, where experts are large."""
         self.backend = backend
         self._source = source
         self._pool = pool
@@ -178,8 +180,8 @@ class TransferEngine:
             self._staging = [backend.host_buffer(size, pinned=True) for _ in range(STAGING_BUFFERS)]
         self._emptied: list[Event | Future[None] | None] = [None] * STAGING_BUFFERS
         self._next = 0
-        # Elsewhere a thread copies beside the next read. What waits in memory is read by the copy itself.
-        queues = backend.device.type != "cpu" if queues_copies is None else queues_copies
+        # Other devices copy beside the host on their own. What waits in memory is read by the copy itself.
+        queues = backend.device.type != "cpu" or size < WORTH_A_THREAD if queues_copies is None else queues_copies
         copies = not queues and source.mode is not None
         self._copier = ThreadPoolExecutor(max_workers=1, thread_name_prefix="expert-copy") if copies else None
 

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from probes.errors import CheckpointError, DeviceError, InputError, RunError
+from runtime.experts import transfer
 from runtime.experts.transfer import Request
 from runtime.worker import RankSession
 
@@ -23,12 +24,20 @@ OpenSession = Callable[..., RankSession]
 PROMPTS = [list(b"Hello there, my"), list(b"And he said, go")]
 
 
+@pytest.fixture(params=["at once", "by a thread"])
+def copied(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small experts are copied by the thread that reads, large ones beside the next read."""
+    if request.param == "by a thread":
+        monkeypatch.setattr(transfer, "WORTH_A_THREAD", 0)
+
+
 def copy_of(folder: Path, tmp_path: Path) -> Path:
     copied = tmp_path / "model"
     shutil.copytree(folder, copied)
     return copied
 
 
+@pytest.mark.usefixtures("copied")
 @pytest.mark.parametrize("shift", [1, 2, 3, 5])
 def test_tensors_may_begin_at_any_byte(
     checkpoint: Checkpoint, open_session: OpenSession, stock: ModuleType, tmp_path: Path, shift: int
@@ -47,6 +56,7 @@ def test_tensors_may_begin_at_any_byte(
         torch.testing.assert_close(our, their, rtol=0, atol=1e-5)
 
 
+@pytest.mark.usefixtures("copied")
 @pytest.mark.parametrize("failure", [InputError("cut short"), DeviceError("no answer")])
 def test_a_read_that_fails_once_is_repeated(
     checkpoint: Checkpoint, open_session: OpenSession, monkeypatch: pytest.MonkeyPatch, failure: Exception
@@ -66,6 +76,7 @@ def test_a_read_that_fails_once_is_repeated(
     assert failed
 
 
+@pytest.mark.usefixtures("copied")
 def test_a_read_that_fails_twice_ends_the_run(
     checkpoint: Checkpoint, open_session: OpenSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,6 +91,7 @@ def test_a_read_that_fails_twice_ends_the_run(
     assert caught.value.hint == "look at the cable"
 
 
+@pytest.mark.usefixtures("copied")
 def test_a_file_that_is_cut_off_during_a_run(checkpoint: Checkpoint, open_session: OpenSession, tmp_path: Path) -> None:
     copied = copy_of(checkpoint("qwen3_moe"), tmp_path)
     session = open_session(copied, cache_experts=1)
@@ -92,6 +104,7 @@ def test_a_file_that_is_cut_off_during_a_run(checkpoint: Checkpoint, open_sessio
     assert "truncated" in str(caught.value.hint)
 
 
+@pytest.mark.usefixtures("copied")
 def test_an_error_in_the_worker_reaches_the_one_who_waits(checkpoint: Checkpoint, open_session: OpenSession) -> None:
     session = open_session(checkpoint("qwen3_moe"), cache_experts=3)
     with pytest.raises(IndexError):
