@@ -19,7 +19,7 @@ from probes.text import first_line
 from runtime.parallel import Ranks
 
 
-def own_device(devices: Sequence[Device]) -> Device:
+def _own_device(devices: Sequence[Device]) -> Device:
     """This rank's device: the one of this host's ``devices`` that its local rank counts to. Raises ``DeviceError``."""
     local = int(os.environ.get("LOCAL_RANK", "0"))
     if local >= len(devices):
@@ -33,20 +33,30 @@ def own_device(devices: Sequence[Device]) -> Device:
     return device
 
 
-def torch_device(device: Device) -> torch.device:
+def _torch_device(device: Device) -> torch.device:
     """As torch names it; CPU ranks share one."""
     return torch.device("cpu") if device.kind == "cpu" else torch.device(device.kind, device.index)
 
 
-def all_devices(own: Device, ranks: Ranks) -> tuple[Device, ...]:
+def _all_devices(own: Device, ranks: Ranks) -> tuple[Device, ...]:
     """Every rank's device, numbered by rank."""
     return tuple(replace(device, index=rank) for rank, device in enumerate(ranks.gather(own)))
 
 
-def share_processors(ranks: Ranks) -> None:
+def _share_processors(ranks: Ranks) -> None:
     """CPU ranks divide the processors among themselves, unless the user has said how many threads there are."""
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, len(os.sched_getaffinity(0)) // ranks.world))
+
+
+def take_device(devices: Sequence[Device], ranks: Ranks) -> tuple[tuple[Device, ...], torch.device]:
+    """Every rank's device, numbered by rank, and this rank's own as torch names it. Raises ``DeviceError``."""
+    own = _own_device(devices)
+    everyone = _all_devices(own, ranks)
+    device = _torch_device(own)
+    if device.type == "cpu":
+        _share_processors(ranks)
+    return everyone, device
 
 
 class Progress:

@@ -40,11 +40,8 @@ from runtime.policy.types import Policy, PolicySpec
 from runtime.quality import measure_quality
 from runtime.rank import (
     Progress,
-    all_devices,
     full_device_named,
-    own_device,
-    share_processors,
-    torch_device,
+    take_device,
     without_garbage_collection,
 )
 from runtime.recording import PassRecord
@@ -120,11 +117,7 @@ class RankSession:
     def __init__(self, options: RunOptions, ranks: Ranks) -> None:
         self.options = options
         self.ranks = ranks
-        own = own_device(options.devices)
-        self.devices = all_devices(own, ranks)
-        self.device = torch_device(own)
-        if self.device.type == "cpu":
-            share_processors(ranks)
+        self.devices, self.device = take_device(options.devices, ranks)
         self.dtype = resolve_dtype(options.dtype, read_config(options.model), self.device)
         skeleton = build_skeleton(options.model, dtype=self.dtype)
         self.index: ExpertIndex = index_experts(

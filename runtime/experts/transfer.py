@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -243,15 +244,15 @@ class TransferEngine:
             emptied.result()
         elif emptied is not None:
             emptied.synchronize()
-        spans: list[tuple[tuple[Piece, ...], torch.Tensor]] = []
-        self._source.deliver(
-            request.layer, request.expert, self._staging[at], lambda pieces, data: spans.append((pieces, data))
-        )
-        if self._copier is not None:
-            self._emptied[at] = self._copier.submit(self._fill, request.slot, spans)
-        else:
-            self._fill(request.slot, spans)
+        place = request.layer, request.expert, self._staging[at]
+        if self._copier is None:
+            # Each span as soon as it was read: a device copies it beside the next one.
+            self._source.deliver(*place, partial(self._pool.write, request.slot))
             self._emptied[at] = self.backend.record()
+            return
+        spans: list[tuple[tuple[Piece, ...], torch.Tensor]] = []
+        self._source.deliver(*place, lambda pieces, data: spans.append((pieces, data)))
+        self._emptied[at] = self._copier.submit(self._fill, request.slot, spans)
 
     def _fill(self, slot: int, spans: Sequence[tuple[tuple[Piece, ...], torch.Tensor]]) -> None:
         for pieces, data in spans:

@@ -32,10 +32,7 @@ from runtime.policy.spec import parse_policy, resolve
 from runtime.policy.types import PolicySpec
 from runtime.rank import (
     Progress,
-    all_devices,
-    own_device,
-    share_processors,
-    torch_device,
+    take_device,
     without_garbage_collection,
 )
 from runtime.recording import PassRecord, StepRecord
@@ -109,11 +106,7 @@ class TraceRunSession:
         shape = options.shape
         if ranks.world > shape.num_experts:
             raise UsageError(f"{ranks.world} devices share {shape.num_experts} experts", hint="give fewer --devices")
-        own = own_device(options.devices)
-        self.devices = all_devices(own, ranks)
-        self.device = torch_device(own)
-        if self.device.type == "cpu":
-            share_processors(ranks)
+        self.devices, self.device = take_device(options.devices, ranks)
         self._ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world))
         self.dtype = STORED_DTYPES.get(options.dtype) or stored_dtype(shape) or torch.bfloat16
         self.placement_N = contiguous_placement(shape.num_experts, ranks.world)
