@@ -20,6 +20,7 @@ import torch
 
 from probes.errors import DeviceError, InputError
 from probes.filesystem import mount_of
+from probes.memory import host_zeros
 from probes.records import LinkMode
 
 # Covers 512-byte and 4-KiB sectors alike, and is the page size that pinning works in.
@@ -43,7 +44,12 @@ def aligned_buffer(size_bytes: int, *, alignment: int = ALIGNMENT, pinned: bool 
     memory is never handed out as pinned.
     """
     try:
-        memory = torch.empty(size_bytes + alignment, dtype=torch.uint8, pin_memory=pinned)
+        if pinned:
+            memory = torch.empty(size_bytes + alignment, dtype=torch.uint8, pin_memory=True)
+            start = -memory.data_ptr() % alignment
+            buffer = memory[start : start + size_bytes]
+        else:
+            buffer = host_zeros(size_bytes, alignment=alignment)
     except (RuntimeError, MemoryError) as error:
         what = "page-locked host memory" if pinned else "host memory"
         why = str(error).partition("\n")[0] or "no room"
@@ -51,8 +57,6 @@ def aligned_buffer(size_bytes: int, *, alignment: int = ALIGNMENT, pinned: bool 
             f"cannot allocate {size_bytes} bytes of {what}: {why}",
             hint="use smaller sizes or fewer buffers; `caee doctor` shows the limits that apply",
         ) from error
-    start = -memory.data_ptr() % alignment
-    buffer = memory[start : start + size_bytes]
     buffer.zero_()
     if pinned and not buffer.is_pinned():
         raise DeviceError("the memory that was asked to be page-locked is not", hint="run `caee doctor`")

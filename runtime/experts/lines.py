@@ -11,12 +11,20 @@ from collections.abc import Sequence
 
 import torch
 
+from probes.memory import host_zeros
+
 CACHE_LINE_BYTES = 64
 
 
 def placed_zeros(shape: Sequence[int], dtype: torch.dtype, lead_bytes: int) -> torch.Tensor:
     """Zeros that begin ``lead_bytes`` into a cache line, or at the number's own multiple before it."""
-    size = math.prod(shape) * dtype.itemsize
-    memory = torch.zeros(size + 2 * CACHE_LINE_BYTES, dtype=torch.uint8)
-    start = (lead_bytes // dtype.itemsize * dtype.itemsize - memory.data_ptr()) % CACHE_LINE_BYTES
-    return memory[start : start + size].view(dtype).view(torch.Size(shape))
+    lead = lead_bytes // dtype.itemsize * dtype.itemsize % CACHE_LINE_BYTES
+    memory = host_zeros(math.prod(shape) * dtype.itemsize, alignment=CACHE_LINE_BYTES, lead_bytes=lead)
+    return memory.view(dtype).view(torch.Size(shape))
+
+
+def zeros_on(device: torch.device, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Zeros on ``device``: on a CPU from the beginning of a cache line."""
+    if device.type == "cpu":
+        return placed_zeros(shape, dtype, 0)
+    return torch.zeros(tuple(shape), dtype=dtype, device=device)

@@ -14,7 +14,7 @@ import torch
 from probes.errors import CheckpointError
 from runtime.experts.headers import TensorEntry
 from runtime.experts.index import ExpertIndex, Piece
-from runtime.experts.lines import placed_zeros
+from runtime.experts.lines import placed_zeros, zeros_on
 
 TORCH_DTYPES = {
     "F16": torch.float16,
@@ -53,12 +53,16 @@ class SlotPool:
         self.places = slots if places is None else places
         # Zeros: a slot that was never written must not turn 0 × garbage into NaN.
         self.parameters = {
-            name: _frozen(torch.zeros((self.places, *shape), dtype=dtype, device=device))
-            for name, shape in shapes.items()
+            name: _frozen(zeros_on(device, (self.places, *shape), dtype)) for name, shape in shapes.items()
         }
         self._moves_of: dict[int, tuple[tuple[Piece, ...], tuple[Move, ...] | None]] = {}
         self._alike: dict[tuple[Move, ...] | None, tuple[Move, ...] | None] = {}
         self._targets: dict[tuple[int, int], list[torch.Tensor]] = {}
+
+    @property
+    def slot_bytes(self) -> int:
+        """What one slot holds, as it is moved."""
+        return sum(parameter[0].nbytes for parameter in self.parameters.values())
 
     def placed(self, slot_of: dict[int, int]) -> Iterator[dict[int, int]]:
         """The experts of ``slot_of`` in groups, each with their places, which hold until the next group is asked for.

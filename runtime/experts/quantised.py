@@ -17,6 +17,7 @@ from runtime.experts.dequantise import dequantise_fp8, dequantise_mxfp4
 from runtime.experts.formats import MXFP4_GROUP, Fp8Blocks, Mxfp4, Plain
 from runtime.experts.headers import TensorEntry
 from runtime.experts.index import ExpertIndex, Piece
+from runtime.experts.lines import zeros_on
 from runtime.experts.pool import TORCH_DTYPES, SlotPool
 
 PLACES = {"cpu": 1}
@@ -61,9 +62,13 @@ class QuantisedPool(SlotPool):
         self._stored_as: Fp8Blocks | Mxfp4 = index.stored_as
         self._pieces = {_key(piece): piece for read in index.reads[0][0] for piece in read.pieces}
         self._stored = {
-            key: torch.zeros((slots, piece.size_bytes), dtype=torch.uint8, device=device)
-            for key, piece in self._pieces.items()
+            key: zeros_on(device, (slots, piece.size_bytes), torch.uint8) for key, piece in self._pieces.items()
         }
+
+    @property
+    def slot_bytes(self) -> int:
+        """What one slot holds, as stored."""
+        return sum(stored.shape[1] for stored in self._stored.values())
 
     def lie_as(self, stored: Mapping[str, TensorEntry]) -> None:
         """Nothing to do: transformers, too, dequantises into memory of its own."""

@@ -1,12 +1,15 @@
 """Fetching experts into slots, beside the computation: checkpoint or host memory → staging → slot.
 
-One worker thread issues the reads in the order asked, so that n fetches cost n times one, which is what the cost model
-says, and queues the device copies on a stream of their own. All waiting and retrying is in here.
+A thread issues the reads in the order asked, so that n fetches cost n times one, which is what the cost model says, and
+queues the device copies on a stream of their own. On a CPU nothing copies on its own: two threads take turns there with
+large experts, so that one copies while the other reads. All waiting and retrying is in here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import concurrent.futures
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -15,7 +18,7 @@ from typing import Protocol
 
 import torch
 
-from probes.backend import Backend, Event
+from probes.backend import Backend, Event, Stream
 from probes.disk import ALIGNMENT, DirectFile
 from probes.errors import CaeeError, RunError
 from probes.numa import near
@@ -25,8 +28,9 @@ from runtime.experts.pool import SlotPool
 
 STAGING_BUFFERS = 4
 """Reads may run this far ahead of the device copies that empty the buffers."""
+CPU_READERS = 2
 WORTH_A_THREAD = 512 << 10
-"""Smaller experts are copied before another thread would take over."""
+"""Smaller experts are fetched before another thread would have begun."""
 SLAB_BYTES = (256 << 20) - ALIGNMENT
 """Experts that wait in host memory lie together in pieces of this size: with its alignment, a power of two."""
 SLAB_ALIGNMENT = 64
@@ -53,7 +57,8 @@ class ExpertSource(Protocol):
     def deliver(self, layer: int, expert: int, staging: torch.Tensor, deliver: Deliver) -> None:
         """Hand each span of the expert's bytes to ``deliver``; ``staging`` may be used until this returns.
 
-        Called from the worker thread only. Raises a ``CaeeError`` where the bytes cannot be had.
+        Called from the engine's threads, of which each has staging buffers of its own. Raises a ``CaeeError`` where the
+        bytes cannot be had.
         """
 
     def staging_bytes(self) -> int: ...
@@ -154,43 +159,36 @@ def _rounded(size_bytes: int) -> int:
 class Ticket:
     """A batch of fetches under way."""
 
-    def __init__(self, future: Future[Event | None]) -> None:
-        self._future = future
+    def __init__(self, futures: Sequence[Future[Event]]) -> None:
+        self._futures = futures
 
     def wait(self) -> None:
         """Make the current stream wait until all are in their slots. Raises what went wrong, after one retry."""
-        event = self._future.result()
-        if event is not None:
-            event.wait()
+        # Nobody writes into a slot any more when this raises.
+        concurrent.futures.wait(self._futures)
+        for future in self._futures:
+            future.result().wait()
 
 
 class TransferEngine:
     """Fills slots of ``pool`` from ``source``. One instance per device; not to be shared between threads."""
 
-    def __init__(
-        self, backend: Backend, source: ExpertSource, pool: SlotPool, *, queues_copies: bool | None = None
-    ) -> None:
-        """``queues_copies``: False has a thread copy beside the next read; None: on CPUs, where experts are large."""
+    def __init__(self, backend: Backend, source: ExpertSource, pool: SlotPool, *, readers: int | None = None) -> None:
+        """``readers``: how many threads fetch side by side; None: two on a CPU where experts are large, else one."""
         self.backend = backend
+        if readers is None:
+            readers = CPU_READERS if backend.device.type == "cpu" and pool.slot_bytes >= WORTH_A_THREAD else 1
+        stream, buffers = backend.new_stream(), STAGING_BUFFERS // readers
         self._source = source
-        self._pool = pool
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="expert-transfer")
-        self._stream = backend.new_stream()
-        size = source.staging_bytes()
-        with near(backend.device):
-            self._staging = [backend.host_buffer(size, pinned=True) for _ in range(STAGING_BUFFERS)]
-        self._emptied: list[Event | Future[None] | None] = [None] * STAGING_BUFFERS
-        self._next = 0
-        # Other devices copy beside the host on their own. What waits in memory is read by the copy itself.
-        queues = backend.device.type != "cpu" or size < WORTH_A_THREAD if queues_copies is None else queues_copies
-        copies = not queues and source.mode is not None
-        self._copier = ThreadPoolExecutor(max_workers=1, thread_name_prefix="expert-copy") if copies else None
+        self._readers = [_Reader(backend, stream, source, pool, buffers) for _ in range(readers)]
 
     def fetch(self, requests: Sequence[Request]) -> Ticket:
         """Start fetching in the order given. The slots must not be used before the ticket's ``wait`` returned."""
+        if not requests:
+            return Ticket([])
         # What was computed so far may still read the slots that are about to be overwritten.
-        computed = self.backend.record() if requests else None
-        return Ticket(self._worker.submit(self._run, tuple(requests), computed))
+        computed, open_requests = self.backend.record(), _Shared(requests)
+        return Ticket([reader.start(open_requests, computed) for reader in self._readers[: len(requests)]])
 
     def synchronize(self) -> None:
         """Make the host wait for all that the device was given so far."""
@@ -198,32 +196,65 @@ class TransferEngine:
 
     def close(self) -> None:
         """Wait for what is under way and release the source."""
-        self._worker.shutdown(wait=True)
-        if self._copier is not None:
-            self._copier.shutdown(wait=True)
+        for reader in self._readers:
+            reader.close()
         self.backend.synchronize()
         self._source.close()
 
-    def _run(self, requests: tuple[Request, ...], computed: Event | None) -> Event | None:
-        if not requests or computed is None:
-            return None
-        with self.backend.use(self._stream):
+
+class _Shared:
+    """Requests that several readers take from, each once, in order; none after one failed."""
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self._left: Iterator[Request] = iter(tuple(requests))
+        self._lock = threading.Lock()
+
+    def __iter__(self) -> Iterator[Request]:
+        while (request := self._next()) is not None:
+            yield request
+
+    def _next(self) -> Request | None:
+        with self._lock:
+            return next(self._left, None)
+
+    def give_up(self) -> None:
+        with self._lock:
+            self._left = iter(())
+
+
+class _Reader:
+    """A thread that fetches, with staging buffers of its own."""
+
+    def __init__(self, backend: Backend, stream: Stream, source: ExpertSource, pool: SlotPool, buffers: int) -> None:
+        self._backend = backend
+        self._stream = stream
+        self._source = source
+        self._pool = pool
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="expert-transfer")
+        size = source.staging_bytes()
+        with near(backend.device):
+            self.staging = [backend.host_buffer(size, pinned=True) for _ in range(buffers)]
+        self._emptied: list[Event | None] = [None] * buffers
+        self._next = 0
+
+    def start(self, requests: _Shared, computed: Event) -> Future[Event]:
+        return self._worker.submit(self._run, requests, computed)
+
+    def close(self) -> None:
+        self._worker.shutdown(wait=True)
+
+    def _run(self, requests: _Shared, computed: Event) -> Event:
+        with self._backend.use(self._stream):
             computed.wait()
             try:
                 for request in requests:
-                    self._fetch_one(request)
-            finally:
-                self._wait_for_copies()
-            return self.backend.record()
+                    self._fetch(request)
+            except BaseException:
+                requests.give_up()
+                raise
+            return self._backend.record()
 
-    def _wait_for_copies(self) -> None:
-        """Until the slots hold what was read, where threads copy."""
-        for at, emptied in enumerate(self._emptied):
-            if isinstance(emptied, Future):
-                self._emptied[at] = None
-                emptied.result()
-
-    def _fetch_one(self, request: Request) -> None:
+    def _fetch(self, request: Request) -> None:
         try:
             self._deliver(request)
         except CaeeError:
@@ -238,22 +269,10 @@ class TransferEngine:
 
     def _deliver(self, request: Request) -> None:
         at = self._next
-        self._next = (at + 1) % STAGING_BUFFERS
+        self._next = (at + 1) % len(self.staging)
         emptied = self._emptied[at]
-        if isinstance(emptied, Future):
-            emptied.result()
-        elif emptied is not None:
+        if emptied is not None:
             emptied.synchronize()
-        place = request.layer, request.expert, self._staging[at]
-        if self._copier is None:
-            # Each span as soon as it was read: a device copies it beside the next one.
-            self._source.deliver(*place, partial(self._pool.write, request.slot))
-            self._emptied[at] = self.backend.record()
-            return
-        spans: list[tuple[tuple[Piece, ...], torch.Tensor]] = []
-        self._source.deliver(*place, lambda pieces, data: spans.append((pieces, data)))
-        self._emptied[at] = self._copier.submit(self._fill, request.slot, spans)
-
-    def _fill(self, slot: int, spans: Sequence[tuple[tuple[Piece, ...], torch.Tensor]]) -> None:
-        for pieces, data in spans:
-            self._pool.write(slot, pieces, data)
+        deliver = partial(self._pool.write, request.slot)
+        self._source.deliver(request.layer, request.expert, self.staging[at], deliver)
+        self._emptied[at] = self._backend.record()

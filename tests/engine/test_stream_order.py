@@ -1,7 +1,7 @@
 """On a GPU, copies and computation run beside each other: what may touch the same bytes must be ordered by events.
 
 There need be no GPU to see it. A backend here does everything at once on the CPU and keeps a vector clock for each of
-the three that act: the stream that computes, the stream that copies, and the worker thread on the host. Whoever reads
+those that act: the stream that computes, the stream that copies, and the threads on the host. Whoever reads
 or writes a slot or a staging buffer must come after everyone who did before, by events alone; where one does not, a
 GPU could run them in the other order.
 """
@@ -90,10 +90,16 @@ class OrderingBackend:
         self.ordering = ordering
         self.deaf = deaf
         self._local = threading.local()
+        self._names: dict[int, str] = {}
+        self._lock = threading.Lock()
 
     @property
     def thread(self) -> str:
-        return "host" if threading.current_thread() is threading.main_thread() else "worker"
+        """The main thread, or whichever of the engine's it is."""
+        if threading.current_thread() is threading.main_thread():
+            return "host"
+        with self._lock:
+            return self._names.setdefault(threading.get_ident(), f"worker {len(self._names)}")
 
     @property
     def stream(self) -> str:
@@ -124,7 +130,14 @@ class OrderingBackend:
             self.ordering.learn(self.thread, self.ordering.now(other))
 
 
-def watch(session: RankSession, ordering: Ordering, backend: OrderingBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def watch(
+    session: RankSession,
+    ordering: Ordering,
+    backend: OrderingBackend,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    readers: int = 1,
+) -> None:
     """Put ``backend`` under the session's transfers and report every access to slots and staging buffers."""
     write, deliver = session.pool.write, session.source.deliver
 
@@ -141,9 +154,10 @@ def watch(session: RankSession, ordering: Ordering, backend: OrderingBackend, mo
 
     monkeypatch.setattr(session.pool, "write", written)
     monkeypatch.setattr(session.source, "deliver", delivered)
-    session.transfers._worker.shutdown()
-    transfers = TransferEngine(backend, session.source, session.pool, queues_copies=True)  # type: ignore[arg-type]  # streams are names
-    starts = [staging.untyped_storage().data_ptr() for staging in transfers._staging]
+    for reader in session.transfers._readers:
+        reader.close()
+    transfers = TransferEngine(backend, session.source, session.pool, readers=readers)  # type: ignore[arg-type]  # streams are names
+    starts = [staging.untyped_storage().data_ptr() for reader in transfers._readers for staging in reader.staging]
 
     def buffer_of(data: torch.Tensor) -> object:
         return ("staging", starts.index(data.untyped_storage().data_ptr()))
@@ -162,16 +176,18 @@ def watch(session: RankSession, ordering: Ordering, backend: OrderingBackend, mo
         monkeypatch.setattr(kernel, "rows", watched)
 
 
+@pytest.mark.parametrize("readers", [1, 2])
 @pytest.mark.parametrize("cache", ["lfu", "forecast:prefetch=1"])
 def test_every_access_is_ordered_by_events(
     checkpoint: Callable[..., Path],
     open_session: Callable[..., RankSession],
     monkeypatch: pytest.MonkeyPatch,
     cache: str,
+    readers: int,
 ) -> None:
     session = open_session(checkpoint("qwen3_moe", experts=32, top_k=4), cache_experts=9, cache=cache)
     ordering = Ordering()
-    watch(session, ordering, OrderingBackend(ordering), monkeypatch)
+    watch(session, ordering, OrderingBackend(ordering), monkeypatch, readers=readers)
     session.run_pass(PROMPTS, session.router, new_tokens=6)
     snapshot = session.execution.snapshot()
     session.run_pass(PROMPTS, session.router, new_tokens=3)
@@ -200,4 +216,4 @@ def test_the_check_sees_a_buffer_that_is_filled_too_early(
     watch(session, ordering, OrderingBackend(ordering), monkeypatch)
     monkeypatch.setattr(OrderingEvent, "synchronize", lambda self: None)
     session.run_pass(PROMPTS, session.router, new_tokens=4)
-    assert any("worker writes ('staging'" in race for race in ordering.races)
+    assert any("worker 0 writes ('staging'" in race for race in ordering.races)

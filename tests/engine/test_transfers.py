@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import struct
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -15,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from probes.errors import CheckpointError, DeviceError, InputError, RunError
 from runtime.experts import transfer
-from runtime.experts.transfer import Request
+from runtime.experts.transfer import Request, TransferEngine
 from runtime.worker import RankSession
 
 Checkpoint = Callable[..., Path]
@@ -24,10 +26,10 @@ OpenSession = Callable[..., RankSession]
 PROMPTS = [list(b"Hello there, my"), list(b"And he said, go")]
 
 
-@pytest.fixture(params=["at once", "by a thread"])
+@pytest.fixture(params=["one thread", "two threads"])
 def copied(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small experts are copied by the thread that reads, large ones beside the next read."""
-    if request.param == "by a thread":
+    """Small experts are fetched by one thread, large ones by two that take turns."""
+    if request.param == "two threads":
         monkeypatch.setattr(transfer, "WORTH_A_THREAD", 0)
 
 
@@ -110,6 +112,52 @@ def test_an_error_in_the_worker_reaches_the_one_who_waits(checkpoint: Checkpoint
     with pytest.raises(IndexError):
         session.transfers.fetch([Request(0, 0, 10_000)]).wait()
     session.transfers.fetch([Request(0, 0, 0)]).wait()
+
+
+@pytest.mark.parametrize("readers", [1, 2, 3])
+def test_every_request_is_served_once_and_in_the_order_asked(
+    checkpoint: Checkpoint, open_session: OpenSession, monkeypatch: pytest.MonkeyPatch, readers: int
+) -> None:
+    session = open_session(checkpoint("qwen3_moe"), cache_experts=5)
+    asked = [(layer, expert) for layer in (1, 0) for expert in (3, 0, 5, 2, 1)]
+    begun: list[tuple[int, int]] = []
+    deliver = session.source.deliver
+
+    def noted(layer: int, expert: int, *rest: object) -> None:
+        begun.append((layer, expert))
+        deliver(layer, expert, *rest)  # type: ignore[arg-type]  # passed on as they are
+
+    monkeypatch.setattr(session.source, "deliver", noted)
+    engine = TransferEngine(session.backend, session.source, session.pool, readers=readers)
+    engine.fetch([Request(layer, expert, slot) for slot, (layer, expert) in enumerate(asked)]).wait()
+    assert sorted(begun) == sorted(asked)
+    # Threads that took a request each may begin in either order.
+    assert all(abs(begun.index(each) - at) < readers for at, each in enumerate(asked))
+
+
+def test_after_a_failure_nothing_more_is_fetched_and_no_thread_is_at_work(
+    checkpoint: Checkpoint, open_session: OpenSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = open_session(checkpoint("qwen3_moe"), cache_experts=5)
+    busy, ended = threading.Event(), threading.Event()
+    begun: list[int] = []
+
+    def fails_while_the_other_reads(layer: int, expert: int, *_: object) -> None:
+        begun.append(expert)
+        if expert == 0:
+            busy.wait(10)
+            raise DeviceError("no answer")
+        busy.set()
+        time.sleep(0.2)
+        ended.set()
+
+    monkeypatch.setattr(session.source, "deliver", fails_while_the_other_reads)
+    engine = TransferEngine(session.backend, session.source, session.pool, readers=2)
+    ticket = engine.fetch([Request(0, expert, expert) for expert in range(6)])
+    with pytest.raises(RunError, match="no answer"):
+        ticket.wait()
+    assert ended.is_set()
+    assert set(begun) == {0, 1}
 
 
 def test_nothing_to_fetch_is_done_at_once(checkpoint: Checkpoint, open_session: OpenSession) -> None:
