@@ -91,6 +91,27 @@ InputLenOption = Annotated[
     ),
 ]
 
+LmEvalOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--lm-eval",
+        metavar="FILE|FOLDER",
+        help="Evaluate tasks of lm-evaluation-harness with and without the policy: a local task file, or a folder of "
+        "them. May be repeated.",
+    ),
+]
+LmEvalShapeOption = Annotated[
+    str,
+    typer.Option(
+        "--lm-eval-shape",
+        help="decode: every token of a request in lockstep; prefill: its context in one forward pass, which is faster "
+        "and prunes less.",
+    ),
+]
+LmEvalLimitOption = Annotated[
+    int | None, typer.Option("--lm-eval-limit", help="Only so many documents of each task. Default: all.")
+]
+
 DEFAULT_BATCH_SIZE = 8
 DEFAULT_NEW_TOKENS = 48
 

@@ -22,6 +22,7 @@ from probes.text import plural
 if TYPE_CHECKING:
     from probes.records import Device
     from runtime.options import RunOptions
+    from runtime.tasks.files import TaskOptions
     from runtime.worker import RankReport
     from store.records import PolicyRecord, RunRecord
     from store.session import Store
@@ -50,6 +51,9 @@ class RunRequest:
     pairs: int | None
     phases: str | None
     max_quality_drop: str | None
+    lm_eval: tuple[Path, ...]
+    lm_eval_shape: str
+    lm_eval_limit: int | None
     brake: str | None
     dtype: str
     check_ranks: bool
@@ -142,6 +146,7 @@ def _options(request: RunRequest, store: Store) -> RunOptions:
     from runtime.options import RunOptions, read_text
     from runtime.policy.guard import parse_brake
 
+    tasks = _tasks(request)
     wish = wished(request.policy, request.theta, request.max_quality_drop, quality=request.quality)
     text = read_text(request.held_out or held_out_path())
     prompts = _prompts(request, text)
@@ -176,7 +181,17 @@ def _options(request: RunRequest, store: Store) -> RunOptions:
         seed=request.seed,
         check_ranks=request.check_ranks,
         data_parallel=request.data_parallel,
+        tasks=tasks,
     )
+
+
+def _tasks(request: RunRequest) -> TaskOptions | None:
+    from runtime.tasks.files import TaskOptions, read_task_files, require_harness
+
+    if not request.lm_eval:
+        return None
+    require_harness()
+    return TaskOptions(files=read_task_files(request.lm_eval), shape=request.lm_eval_shape, limit=request.lm_eval_limit)
 
 
 def _for_all_ranks(request: RunRequest, prepare: Callable[[], RunOptions]) -> RunOptions:

@@ -107,7 +107,7 @@ def generate(
     TTFT: from the batch's submission to its first token. TPOT: (last − first) ÷ (new tokens − 1). The brake's shadow
     samples are in no time.
     """
-    input_ids, mask = _left_padded(prompts, pad_id, model.device)
+    input_ids, mask = left_padded(prompts, pad_id, model.device)
     key_values = model.begin()
     ranks.barrier()
     submitted = time.perf_counter()
@@ -139,7 +139,7 @@ def generate(
     )
 
 
-def _left_padded(
+def left_padded(
     prompts: Sequence[Sequence[int]], pad_id: int, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Ids and mask [B, S]; padding stands on the left, so that all sequences end at the same position."""

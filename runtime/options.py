@@ -15,6 +15,7 @@ from runtime.policy.guard import BrakeSettings
 from runtime.policy.spec import resolve
 from runtime.policy.types import PolicySpec
 from runtime.signals.collect import SignalFiles
+from runtime.tasks.files import TaskOptions
 from store.records import PolicyOrigin
 
 TIERS = ("device", "host", "disk")
@@ -38,7 +39,7 @@ class RunOptions:
     ``max_quality_drop``: the rise of held-out loss that is allowed, as a share; with ``search`` the policy's knob is
     turned as far as that allows, else the policy runs as given. ``policy_origin``: of a stored policy.
     ``partial_file``: where rank 0 leaves what is complete after every pair. ``signals``: where it tells of every step.
-    ``data_parallel``: every rank has a share of the sequences, not all.
+    ``data_parallel``: every rank has a share of the sequences, not all. ``tasks``: what is evaluated beside quality.
     """
 
     model: Path
@@ -66,6 +67,7 @@ class RunOptions:
     seed: int = 0
     check_ranks: bool = False
     data_parallel: bool = False
+    tasks: TaskOptions | None = None
     notes: tuple[str, ...] = ()
     progress_file: Path | None = None
     partial_file: Path | None = None
@@ -91,6 +93,11 @@ class RunOptions:
                 raise UsageError(f"--{name} {number} is too small", hint=f"give at least {least}")
         if not self.prompts:
             raise UsageError("there is no prompt", hint="give a file with one prompt per line: --prompts FILE")
+        if self.tasks is not None and self.tasks.shape == "decode" and not self.applies("decode"):
+            raise UsageError(
+                f"--phases {self.phases} leaves the policy out of decoding, which is how --lm-eval measures",
+                hint="add --lm-eval-shape prefill, or leave out --phases",
+            )
         resolve(self.policy, offloading=self.offloading)
         if parse_cache(self.cache).kind == "belady":
             raise UsageError("cache belady looks ahead, which a live run cannot", hint="choose lfu or lru")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +35,16 @@ def paired_ratio(baseline: Sequence[float], treated: Sequence[float], *, seed: i
 def mean_difference_interval(differences: npt.NDArray[np.float64], *, seed: int) -> tuple[float, float]:
     """95 % bootstrap interval of the mean of paired ``differences``."""
     return _middle(_resampled(differences, seed).mean(axis=1))
+
+
+def paired_difference_interval(
+    baseline: Sequence[Any], treated: Sequence[Any], statistic: Callable[[list[Any]], float], *, seed: int
+) -> tuple[float, float]:
+    """95 % bootstrap interval of ``statistic`` of ``treated`` − that of ``baseline``, resampled as pairs."""
+    generator = np.random.default_rng(seed)
+    draws = generator.integers(0, len(baseline), (RESAMPLES, len(baseline))).tolist()
+    differences = [statistic([treated[at] for at in draw]) - statistic([baseline[at] for at in draw]) for draw in draws]
+    return _middle(np.asarray(differences, np.float64))
 
 
 def _resampled(values: npt.NDArray[np.float64], seed: int) -> npt.NDArray[np.float64]:

@@ -70,6 +70,7 @@ def run_record(options: RunOptions, report: RankReport, fingerprint: Fingerprint
         brake=_brake(options, report),
         max_quality_drop=options.max_quality_drop,
         policy_origin=options.policy_origin,
+        tasks=report.tasks,
     )
 
 

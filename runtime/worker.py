@@ -18,7 +18,7 @@ from probes.backend import TorchBackend
 from probes.errors import InputError
 from probes.files import written_whole
 from probes.records import Device
-from runtime.cache import CacheBook, parse_cache
+from runtime.cache import CacheBook, CacheSnapshot, parse_cache
 from runtime.cost import CostTable, cost_table, uniform_costs
 from runtime.dispatch import DataParallel
 from runtime.engine import LockstepModel, Phases, generate
@@ -48,9 +48,11 @@ from runtime.recording import PassRecord
 from runtime.roofline import measure_roofline
 from runtime.signals.collect import open_signals
 from runtime.signals.step import StepsHeader
+from runtime.tasks.lockstep import Answerer
+from runtime.tasks.session import TaskSession
 from runtime.tuning import search_knob
 from runtime.workload import check_context, cut_prompts, held_out_passages
-from store.records import PolicySearch, Quality, Roofline
+from store.records import PolicySearch, Quality, Roofline, TaskResult
 
 Batches = list[list[list[int]]]
 PassesOfRanks = list[list[PassRecord]]
@@ -92,6 +94,7 @@ class RankReport:
     baseline_texts: tuple[str, ...]
     treated_texts: tuple[str, ...]
     search: PolicySearch | None = None
+    tasks: tuple[TaskResult, ...] = ()
 
 
 def run_rank(options: RunOptions) -> RankReport:
@@ -117,6 +120,7 @@ class RankSession:
     def __init__(self, options: RunOptions, ranks: Ranks) -> None:
         self.options = options
         self.ranks = ranks
+        self.tasks = None if options.tasks is None else TaskSession(options.tasks, ranks)
         self.devices, self.device = take_device(options.devices, ranks)
         self.dtype = resolve_dtype(options.dtype, read_config(options.model), self.device)
         skeleton = build_skeleton(options.model, dtype=self.dtype)
@@ -199,7 +203,8 @@ class RankSession:
         report = self._report(batches, policy, baseline, treated)
         self.release_brake()  # what quality is does not depend on how many passes there were
         quality = self._quality(held_out, policy)
-        return replace(report, quality=quality, quality_brake=self.execution.brake, roofline=self._roofline())
+        report = replace(report, quality=quality, quality_brake=self.execution.brake)
+        return replace(report, tasks=self._evaluate(policy, snapshot), roofline=self._roofline())
 
     def _searched_policy(self, passages: list[list[int]], policy: Policy) -> Policy | None:
         """``policy`` with its knob turned as far as is allowed; None where it may not be turned at all."""
@@ -332,10 +337,7 @@ class RankSession:
 
     def run_pass(self, batch: Sequence[Sequence[int]], policy: Policy, *, new_tokens: int | None = None) -> PassRecord:
         """Prefill and decode one batch, from the caches as they are, with ``policy`` in the phases where it applies."""
-        phases = Phases(
-            prefill=policy if self.options.applies("prefill") else self.router,
-            decode=policy if self.options.applies("decode") else self.router,
-        )
+        phases = self._phases(policy)
         with without_garbage_collection():
             return generate(
                 self.model,
@@ -345,6 +347,12 @@ class RankSession:
                 pad_id=self.loaded.tokenizer.pad_token_id or 0,
                 ranks=self.ranks,
             )
+
+    def _phases(self, policy: Policy) -> Phases:
+        return Phases(
+            prefill=policy if self.options.applies("prefill") else self.router,
+            decode=policy if self.options.applies("decode") else self.router,
+        )
 
     def _pairs(self, warm: PassRecord) -> int:
         if self.options.pairs is not None:
@@ -378,3 +386,26 @@ class RankSession:
             seed=self.options.seed,
             on_batch=self.progress.advance,
         )
+
+    def _evaluate(self, policy: Policy, snapshot: tuple[CacheSnapshot, ...]) -> tuple[TaskResult, ...]:
+        """Tasks with the router's own choice and with the policy, each from ``snapshot``; none where none is asked."""
+        if self.tasks is None or self.options.tasks is None:
+            return ()
+
+        def restart() -> None:
+            self.execution.restore(snapshot)
+            self.release_brake()
+
+        answerer = Answerer(
+            model=self.model,
+            tokenizer=self.loaded.tokenizer,
+            baseline=self._phases(self.router),
+            treated=self._phases(policy),
+            restart=restart,
+            prefill=self.options.tasks.shape == "prefill",
+            batch_size=self.options.batch_size,
+            expect=self.progress.expect,
+            advance=self.progress.advance,
+        )
+        limit = context_limit(read_config_file(self.options.model))
+        return self.tasks.measure(answerer, context_limit=limit, seed=self.options.seed)

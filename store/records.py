@@ -92,6 +92,46 @@ class Quality:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TaskMetric:
+    """One metric of an evaluation task, over the same ``documents`` with the router's own choice and with the policy.
+
+    Values are as the harness makes them (``filter``: of answers, before they are scored), None where they are no finite
+    numbers. ``difference_ci95``: paired bootstrap over documents of with_policy − baseline. ``documents_better`` and
+    ``_worse``: whose own value the policy changed, None where the metric is no mean of such. ``chance``: what guessing
+    scores, where that is known.
+    """
+
+    metric: str
+    filter: str
+    baseline: float | None
+    with_policy: float | None
+    difference: float | None
+    difference_ci95: tuple[float, float] | None
+    higher_is_better: bool | None
+    documents: int
+    documents_better: int | None
+    documents_worse: int | None
+    chance: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskResult:
+    """One task of lm-evaluation-harness. ``shape``: ``decode`` where every token was decoded in lockstep, ``prefill``
+    where contexts were computed in one forward pass, which makes nearly every expert mandatory.
+
+    ``requests``: what the harness asked, ``requests_cut`` of them longer than the model's context.
+    ``removed_importance``: by the policy, per real token and layer, over all steps.
+    """
+
+    task: str
+    shape: str
+    requests: int
+    requests_cut: int
+    removed_importance: float
+    metrics: tuple[TaskMetric, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LayerCost:
     """One MoE layer over the policy's passes: per device, mean per decode step.
 
@@ -336,7 +376,7 @@ class RunRecord:
     """Everything one ``caee run`` measured. ``gain_ttft`` is None, and ``replay`` given, where a trace was replayed.
 
     ``max_quality_drop``: the rise of held-out loss that was allowed, as a share of the baseline's, where one was asked
-    for; ``policy_origin``: where the policy came from, unless it was given.
+    for; ``policy_origin``: where the policy came from, unless it was given. ``tasks``: as they were asked for.
     """
 
     run_id: str
@@ -364,3 +404,4 @@ class RunRecord:
     replay: Replay | None = None
     max_quality_drop: float | None = None
     policy_origin: PolicyOrigin | None = None
+    tasks: tuple[TaskResult, ...] = ()

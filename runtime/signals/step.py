@@ -18,7 +18,7 @@ from runtime.policy.types import SHARE_UNIT
 from runtime.recording import Counts, StepRecord
 
 SCHEMA = "caee.steps/1"
-PASSES = ("warm-up", "search", "baseline", "policy", "quality")
+PASSES = ("warm-up", "search", "baseline", "policy", "quality", "tasks")
 """What a step may be part of: ``search`` tries settings of the policy; ``baseline`` and ``policy`` are the measured
 passes of the interleaved pairs."""
 
