@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from runtime.compile import compiled
+from runtime.compile import compiled, compiled_without_allocations
 from runtime.policy.types import GROUP_UNIT, SHARE_UNIT, Bools, Floats, Ints
 
 # ---- summarise
@@ -206,7 +206,20 @@ def sort_by_importance(order: Ints, count: int, importance_N: Ints) -> None:
             order[hole] = expert
 
 
-@compiled
+@compiled_without_allocations
+def highest(values: Ints) -> int:
+    """Where the highest of ``values``, of which there is one at least, comes first."""
+    # Two loops without branches, which become vector instructions.
+    best = values[0]
+    for at in range(len(values)):
+        best = max(best, values[at])
+    first = len(values)
+    for at in range(len(values)):
+        first = min(first, at if values[at] == best else len(values))
+    return first
+
+
+@compiled_without_allocations
 def expand(
     candidates: Ints,
     importance_N: Ints,
@@ -216,25 +229,37 @@ def expand(
     members: Ints,
     factors_G: Ints,
     f_base: int,
+    room_3A: Ints,
     load_D: Ints,
     kept_N: Bools,
 ) -> None:
     """Keep each of ``candidates``, by importance descending (ties: lower id), that leaves F within ``f_base``.
 
-    ``candidates`` is put in that order; ``load_D`` and ``kept_N`` are added to. Allocates nothing.
+    ``candidates`` ascends, and the load of each fits at first; ``load_D`` and ``kept_N`` are added to.
     """
-    sort_by_importance(candidates, len(candidates), importance_N)
-    for at in range(len(candidates)):
+    count = len(candidates)
+    waiting, device_A, paid_A = room_3A[:count], room_3A[count : 2 * count], room_3A[2 * count : 3 * count]
+    for at in range(count):
         expert = candidates[at]
-        device = device_N[expert]
-        load_D[device] += paid_N[expert]
-        fits = load_D[device] <= f_base
+        waiting[at], device_A[at], paid_A[at] = importance_N[expert], device_N[expert], paid_N[expert]
+    while count > 0:
+        at = highest(waiting)
+        if waiting[at] < 0:
+            return
+        device = device_A[at]
+        load_D[device] += paid_A[at]
+        fits = True
         for group in range(len(factors_G)):
             fits = fits and _shared(load_D, starts_G1, members, factors_G, group) <= f_base
-        if fits:
-            kept_N[expert] = True
-        else:
-            load_D[device] -= paid_N[expert]
+        kept_N[candidates[at]] = fits
+        if not fits:
+            load_D[device] -= paid_A[at]
+        waiting[at] = -1
+        # What does not fit now never will: loads only grow.
+        most = f_base - load_D[device]
+        for other in range(count):
+            full = (device_A[other] == device) & (paid_A[other] > most)
+            waiting[other] = -1 if full else waiting[other]
 
 
 @compiled
@@ -263,7 +288,8 @@ def decide_caee(
         if active_N[expert] and not kept_N[expert] and load_D[device_N[expert]] + paid_N[expert] <= f_base:
             order[count] = expert
             count += 1
-    expand(order[:count], importance_N, device_N, paid_N, starts_G1, members, factors_G, f_base, load_D, kept_N)
+    room = np.empty(3 * count, np.int64)
+    expand(order[:count], importance_N, device_N, paid_N, starts_G1, members, factors_G, f_base, room, load_D, kept_N)
     return f_base
 
 

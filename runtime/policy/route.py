@@ -28,6 +28,12 @@ from runtime.policy.spec import format_policy
 from runtime.policy.types import SHARE_UNIT, Bools, Floats, Ints, Machine, PolicySpec
 
 CIR, SCORE = 0, 1
+LOWEST, HIGHEST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+# The bits of a float64 that are 0 where it was a float32.
+SPARE = (1 << 29) - 1
+# As many keys as a vector loop takes in one turn: the rest would be gone through one by one.
+TURN = 32
+FLOAT32 = 4
 
 
 @compiled_without_allocations
@@ -118,38 +124,52 @@ def mark_above(active_A: Ints, importance_N: Ints, least: int, marks_N: Ints) ->
 
 
 @compiled_without_allocations
-def refill(logits_N: Floats, kept_A: Ints, kept_N: Bools, ids_K: Ints, best_K: Floats) -> int:
+def make_keys(logits_N: Floats, experts_A: Ints, keys: Ints) -> None:
+    """Distinct integers in the order of the experts' logits, float32 (ties: the one that comes first is higher).
+
+    The low bits tell an expert's place, so that one loop over integers, in vector instructions, finds the highest.
+    """
+    values = keys.view(np.float64)
+    for at in range(len(experts_A)):
+        values[at] = np.float64(logits_N[experts_A[at]]) + 0.0  # no −0.0
+    for at in range(len(experts_A)):
+        keys[at] = ((keys[at] ^ ((keys[at] >> 63) & HIGHEST)) | SPARE) - at
+
+
+@compiled_without_allocations
+def highest_below(keys: Ints, bound: int) -> int:
+    """The highest of ``keys`` that is lower than ``bound``."""
+    best = LOWEST
+    for at in range(len(keys)):
+        best = max(best, keys[at] if keys[at] < bound else LOWEST)
+    return best
+
+
+@compiled_without_allocations
+def refill(
+    logits_N: Floats, kept_A: Ints, kept_N: Bools, place_N: Ints, keys: Ints, ids_K: Ints, best_K: Floats
+) -> int:
     """A token's survivors, then the best other kept experts in its lost slots; how many, the other slots −1.
 
-    ``kept_A`` ascends. The choice ``ids_K`` was the best of all experts, so every other one comes after all of it.
+    ``kept_A`` ascends; ``place_N``: an expert's place in it, its length for lost ones. ``keys``: room for one more than
+    ``kept_A``, what is beyond it ``LOWEST``. The choice ``ids_K`` was the best of all experts, so every other one comes
+    after all of it.
     """
     slots = len(ids_K)
-    last = ids_K[slots - 1]
-    lowest = logits_N[last]
+    make_keys(logits_N, kept_A, keys)
     held = 0
     for slot in range(slots):
         expert = ids_K[slot]
-        if kept_N[expert]:
-            ids_K[held] = expert
-            best_K[held] = logits_N[expert]
-            held += 1
-    count = held
-    for at_kept in range(len(kept_A)):
-        expert = kept_A[at_kept]
-        value = logits_N[expert]
-        if count == slots and value <= best_K[slots - 1]:
-            continue
-        if value > lowest or (value == lowest and expert <= last):
-            continue  # of the choice
-        at = count if count < slots else slots - 1
-        while at > held and best_K[at - 1] < value:
-            best_K[at] = best_K[at - 1]
-            ids_K[at] = ids_K[at - 1]
-            at -= 1
-        best_K[at] = value
-        ids_K[at] = expert
-        if count < slots:
-            count += 1
+        keys[place_N[expert]] = LOWEST
+        ids_K[held] = expert
+        best_K[held] = logits_N[expert]
+        held += kept_N[expert]
+    count = min(slots, len(kept_A))
+    key = HIGHEST
+    for slot in range(held, count):
+        key = highest_below(keys, key)
+        ids_K[slot] = kept_A[SPARE - (key & SPARE)]
+        best_K[slot] = logits_N[ids_K[slot]]
     for slot in range(count, slots):
         ids_K[slot] = -1
         best_K[slot] = 0.0
@@ -161,29 +181,30 @@ def route_caee(
     logits_TN: Floats,
     rule: int,
     least: int,
-    devices: int,
     groups: int,
-    layer: Ints,
     work: Ints,
-    gates_K: Floats,
     kept_N: Bools,
     ids_TK: Ints,
     weights_TK: Floats,
 ) -> int:
     """The router and the decision; returns F_base. ``least``: round(θ·2³⁰), less K for ``CIR``.
 
-    All rows are real tokens, and logits are finite. ``layer``: as ``packed_layer`` makes it. ``work``: 4·N + K + D;
-    its last D are the loads of the kept set. ``kept_N``, ``ids_TK`` and ``weights_TK`` are written, too.
+    All rows are real tokens, and logits are finite. ``work``: as ``workspace`` makes it; its last D become the loads of
+    the kept set. ``kept_N``, ``ids_TK`` and ``weights_TK`` are written, too.
     """
+    if logits_TN.itemsize > FLOAT32:
+        raise UsageError("the one-call router takes logits as float32")
     tokens, num_experts = logits_TN.shape
     slots = ids_TK.shape[1]
-    device_N, paid_N = layer[:num_experts], layer[num_experts : 2 * num_experts]
+    device_N, paid_N = work[:num_experts], work[num_experts : 2 * num_experts]
     after = 2 * num_experts
-    starts_G1, factors_G = layer[after : after + groups + 1], layer[after + groups + 1 : after + 2 * groups + 1]
-    members = layer[after + 2 * groups + 1 :]
+    starts_G1, factors_G = work[after : after + groups + 1], work[after + groups + 1 : after + 2 * groups + 1]
+    after += 2 * groups + 1
+    members, work = work[after : after + starts_G1[groups]], work[after + starts_G1[groups] :]
     importance_N, marks_N = work[:num_experts], work[num_experts : 2 * num_experts]
     active_A, order = work[2 * num_experts : 3 * num_experts], work[3 * num_experts : 4 * num_experts]
-    q_K, load_D = work[4 * num_experts : 4 * num_experts + slots], work[4 * num_experts + slots :]
+    room, work = work[4 * num_experts : 7 * num_experts + TURN], work[7 * num_experts + TURN :]
+    q_K, gates_K, load_D = work[:slots], work[slots : 2 * slots].view(np.float64), work[2 * slots :]
 
     importance_N[:] = -1  # not active
     marks_N[:] = 0
@@ -220,40 +241,53 @@ def route_caee(
         order[candidates] = expert
         # What does not fit at once never will: loads only grow.
         candidates += not kept_N[expert] and load_D[device_N[expert]] + paid <= f_base
-    expand(order[:candidates], importance_N, device_N, paid_N, starts_G1, members, factors_G, f_base, load_D, kept_N)
+    expand(
+        order[:candidates], importance_N, device_N, paid_N, starts_G1, members, factors_G, f_base, room, load_D, kept_N
+    )
     kept = 0
     for at in range(active):
         order[kept] = active_A[at]
         kept += kept_N[active_A[at]]
     if kept == active:
         return f_base
-    kept_A = order[:kept]
+    kept_A, place_N = order[:kept], marks_N
+    for at in range(active):
+        place_N[active_A[at]] = kept
+    for at in range(kept):
+        place_N[kept_A[at]] = at
+    keys = room[: (kept // TURN + 1) * TURN]
+    keys[kept:] = LOWEST
     for row in range(tokens):
         ids_K, weights_K = ids_TK[row], weights_TK[row]
         lost = False
         for slot in range(slots):
             lost |= not kept_N[ids_K[slot]]
         if lost:
-            count = refill(logits_TN[row], kept_A, kept_N, ids_K, weights_K)
+            count = refill(logits_TN[row], kept_A, kept_N, place_N, keys, ids_K, weights_K)
             total = exponentials(weights_K, count, gates_K)
             for slot in range(slots):
                 weights_K[slot] = gates_K[slot] / total
     return f_base
 
 
-def packed_layer(layer: Layer) -> Ints:
-    """Device and R·c of every expert, then starts, factors and members of the link groups, in one array."""
+def workspace(layer: Layer, top_k: int) -> Ints:
+    """One array of all that ``route_caee`` needs besides its outputs: each one that is handed over costs.
+
+    Device and R·c of every expert; starts, factors and members of the link groups; then room: N each for importance,
+    marks, active experts and their order, 3·N + ``TURN`` for what is sought among them, 2·K, D.
+    """
     groups = layer.groups
-    parts: Sequence[Ints] = (layer.device_N, layer.paid_N, groups.starts_G1, groups.factors_G, groups.members)
-    return np.concatenate(parts).astype(np.int64)
+    known: Sequence[Ints] = (layer.device_N, layer.paid_N, groups.starts_G1, groups.factors_G, groups.members)
+    room = np.zeros(7 * len(layer.device_N) + TURN + 2 * top_k + layer.devices, dtype=np.int64)
+    return np.concatenate([*known, room]).astype(np.int64)
 
 
 class SoftmaxCaee:
-    """A softmax router with ``caee`` for one layer of one machine; call it with logits [T, N] of real tokens.
+    """A softmax router with ``caee`` for one layer of one machine; call it with logits [T, N] float32 of real tokens.
 
-    Returns ids [T, K] int64 and weights [T, K] in the type of the logits, in buffers that the next call with as many
-    tokens overwrites; then ``kept_N``, ``load_D`` and ``f_base`` (picoseconds) are those of the
-    call. ``spec`` is a resolved ``caee`` with ``active``, ``affected``, ``survivors`` and without ``ceiling``.
+    Returns ids [T, K] int64 and weights [T, K] float32 in buffers that the next call with as many tokens overwrites;
+    then ``kept_N``, ``load_D`` and ``f_base`` (picoseconds) are those of the call. ``spec`` is a resolved ``caee`` with
+    ``active``, ``affected``, ``survivors`` and without ``ceiling``. Raises ``UsageError`` for any other.
     """
 
     def __init__(self, spec: PolicySpec, machine: Machine, top_k: int) -> None:
@@ -261,27 +295,23 @@ class SoftmaxCaee:
         if dataclasses.replace(spec, parameters={}) != wanted or "ceiling" in spec.parameters:
             raise UsageError(f"the one-call router does not do {format_policy(spec)}", hint="use make_policy")
         layer = cheapest_replicas(machine)
-        num_experts = len(layer.device_N)
         cir = spec.parameters["rule"] == "cir"
         theta = threshold(float(spec.parameters["theta"]))
         least = theta - top_k if cir else min(theta, np.iinfo(np.int64).max)
-        work = np.zeros(4 * num_experts + top_k + layer.devices, dtype=np.int64)
-        self.kept_N: Bools = np.zeros(num_experts, dtype=np.bool_)
-        self.load_D: Ints = work[4 * num_experts + top_k :]
+        work = workspace(layer, top_k)
+        self.kept_N: Bools = np.zeros(len(layer.device_N), dtype=np.bool_)
+        self.load_D: Ints = work[len(work) - layer.devices :]
         self.f_base = 0
         self._top_k = top_k
-        self._fixed = (
-            *(CIR if cir else SCORE, least, layer.devices, len(layer.groups.factors_G)),
-            *(packed_layer(layer), work, np.zeros(top_k), self.kept_N),
-        )
-        self._buffers: dict[tuple[int, int], tuple[Ints, Floats]] = {}
+        self._fixed = (CIR if cir else SCORE, least, len(layer.groups.factors_G), work, self.kept_N)
+        self._arguments: dict[int, tuple[int, int, int, Ints, Bools, Ints, Floats]] = {}
 
     def __call__(self, logits_TN: Floats) -> tuple[Ints, Floats]:
-        key = len(logits_TN), logits_TN.dtype.num
-        buffers = self._buffers.get(key)
-        if buffers is None:
-            shape = (len(logits_TN), self._top_k)
-            buffers = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=logits_TN.dtype)
-            self._buffers[key] = buffers
-        self.f_base = route_caee(logits_TN, *self._fixed, *buffers)
-        return buffers
+        tokens = len(logits_TN)
+        arguments = self._arguments.get(tokens)
+        if arguments is None:
+            shape = (tokens, self._top_k)
+            arguments = *self._fixed, np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.float32)
+            self._arguments[tokens] = arguments
+        self.f_base = route_caee(logits_TN, *arguments)
+        return arguments[-2:]

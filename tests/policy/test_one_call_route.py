@@ -91,3 +91,10 @@ def test_what_the_one_call_does_not_do_is_refused(text: str) -> None:
     machine = make_machine(placement=[0, 0], cost_seconds=[1e-3, 1e-3])
     with pytest.raises(UsageError, match="one-call"):
         SoftmaxCaee(resolve(parse_policy(text), offloading=False), machine, 1)
+
+
+def test_logits_that_are_not_float32_are_refused() -> None:
+    machine = make_machine(placement=[0, 0], cost_seconds=[1e-3, 1e-3])
+    route = SoftmaxCaee(resolve(parse_policy("caee"), offloading=False), machine, 1)
+    with pytest.raises(UsageError, match="float32"):
+        route(np.zeros((1, 2)))
