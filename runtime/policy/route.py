@@ -304,14 +304,13 @@ class SoftmaxCaee:
         self.f_base = 0
         self._top_k = top_k
         self._fixed = (CIR if cir else SCORE, least, len(layer.groups.factors_G), work, self.kept_N)
-        self._arguments: dict[int, tuple[int, int, int, Ints, Bools, Ints, Floats]] = {}
+        self._outputs: dict[int, tuple[Ints, Floats]] = {}
 
     def __call__(self, logits_TN: Floats) -> tuple[Ints, Floats]:
         tokens = len(logits_TN)
-        arguments = self._arguments.get(tokens)
-        if arguments is None:
+        outputs = self._outputs.get(tokens)
+        if outputs is None:
             shape = (tokens, self._top_k)
-            arguments = *self._fixed, np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.float32)
-            self._arguments[tokens] = arguments
-        self.f_base = route_caee(logits_TN, *arguments)
-        return arguments[-2:]
+            outputs = self._outputs[tokens] = np.empty(shape, dtype=np.int64), np.empty(shape, dtype=np.float32)
+        self.f_base = route_caee(logits_TN, *self._fixed, *outputs)
+        return outputs
