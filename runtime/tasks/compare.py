@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,7 @@ OF_ALL_AT_ONCE = ("bleu", "chrf", "ter")
 
 def compare(before: Scores, after: Scores, *, seed: int) -> TaskMetric:
     """One metric of the router's own choice and of the policy, by document in the same order."""
-    ours, theirs = _total(after, after.values), _total(before, before.values)
+    theirs, ours = _total(before), _total(after)
     means = _mean_of(before, theirs) and _mean_of(after, ours)
     differences = np.subtract(after.values, before.values, dtype=np.float64) if means else None
     better, worse = None, None
@@ -31,7 +31,7 @@ def compare(before: Scores, after: Scores, *, seed: int) -> TaskMetric:
         baseline=theirs,
         with_policy=ours,
         difference=None if ours is None or theirs is None else ours - theirs,
-        difference_ci95=_interval(before, after, differences, seed),
+        difference_ci95=None if ours is None or theirs is None else _interval(before, after, differences, seed),
         higher_is_better=before.higher_is_better,
         documents=len(before.values),
         documents_better=better,
@@ -45,15 +45,15 @@ def _interval(before: Scores, after: Scores, differences: Any, seed: int) -> tup
         return None
     if differences is not None:
         return mean_difference_interval(differences, seed=seed)
-    interval = paired_difference_interval(
-        before.values, after.values, lambda values: _finite(before.aggregate, values), seed=seed
+    low, high = paired_difference_interval(
+        before.values, after.values, lambda values: _number(before.aggregate, values), seed=seed
     )
-    return interval if all(map(math.isfinite, interval)) else None
+    return (low, high) if math.isfinite(low) and math.isfinite(high) else None
 
 
-def _total(scores: Scores, values: list[Any]) -> float | None:
-    total = _finite(scores.aggregate, values)
-    return total if math.isfinite(total) else None
+def _total(scores: Scores) -> float | None:
+    total = _number(scores.aggregate, scores.values)
+    return None if math.isnan(total) else total
 
 
 def _mean_of(scores: Scores, total: float | None) -> bool:
@@ -63,9 +63,10 @@ def _mean_of(scores: Scores, total: float | None) -> bool:
     return math.isclose(total, float(np.mean(scores.values)), rel_tol=1e-9, abs_tol=1e-12)
 
 
-def _finite(aggregate: Callable[[list[Any]], Any], values: Sequence[Any]) -> float:
-    """What the harness makes of ``values``; NaN where that is no number."""
+def _number(aggregate: Callable[[list[Any]], Any], values: list[Any]) -> float:
+    """What the harness makes of ``values``; NaN where that is no finite number."""
     try:
-        return float(aggregate(list(values)))
-    except ArithmeticError:
+        value = float(aggregate(values))
+    except (ArithmeticError, ValueError):
         return math.nan
+    return value if math.isfinite(value) else math.nan
