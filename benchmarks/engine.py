@@ -3,7 +3,8 @@
     python benchmarks/engine.py [--rounds N]
 
 1. Time per output token with the adapter attached, all experts on the device and nothing pruned, against the stock
-   model of transformers, in pairs of decode steps on the same tokens, on layers of 5 ms or more.
+   model of transformers, in pairs of short passes on the same prompts, on layers of 5 ms or more. Both are given the
+   same arguments, attention mask and positions among them, as transformers' own ``generate`` does.
 2. A decode step whose fetches run beside the experts already there, against the same step with fetch and computation
    one after the other.
 3. Bytes per second of the transfer engine, from disk and from host memory into slots, against the raw path that `caee
@@ -38,6 +39,7 @@ LAYERS, EXPERTS = 4, 16
 SMALL = Shape(layers=LAYERS, experts=EXPERTS, top_k=4, hidden=320, intermediate=320)
 LARGE = Shape(layers=LAYERS, experts=EXPERTS, top_k=4, hidden=1024, intermediate=384)
 BATCH, STEPS = 8, 80
+PASS_STEPS, PASS_WARMUP = 24, 4
 PROMPTS = tuple("ABCDEFGH"[n] * 16 for n in range(BATCH))
 MOST_RATIO = 1.05
 LEAST_BANDWIDTH = 0.9
@@ -46,13 +48,13 @@ READS = 48
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=24, help="of reads; steps are 4 times as many")
+    parser.add_argument("--rounds", type=int, default=24, help="of reads and of passes")
     rounds = parser.parse_args().rounds
     with tempfile.TemporaryDirectory() as temporary:
         small, large = Path(temporary) / "small", Path(temporary) / "large"
         write_checkpoint(small, SMALL)
         write_checkpoint(large, LARGE)
-        good = [compare_models(small, 4 * rounds)]
+        good = [compare_models(small, rounds)]
         for tier in ("disk", "host"):
             compare_overlap(large, tier, max(2, rounds // 8))
         good += [compare_reads(folder, tier, rounds) for folder in (small, large) for tier in ("disk", "host")]
@@ -69,35 +71,42 @@ def shown(ratios: Sequence[float]) -> tuple[float, tuple[float, float], str]:
 # 1 --------------------------------------------------------------------------------------------------------------------
 
 
-def compare_models(folder: Path, steps: int) -> bool:
-    """Print a step's time with the adapter ÷ that of the stock model; whether both say the same and it is near 1."""
+def compare_models(folder: Path, rounds: int) -> bool:
+    """Print TPOT with the adapter ÷ that of the stock model; whether both say the same and it is near 1."""
     from transformers import AutoModelForCausalLM
 
     stock = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     session = open_session(folder, tier="device", prompts=PROMPTS, batch_size=BATCH)
     try:
         session.execution.fill_caches()
-        ids = torch.tensor(session.encoded_prompts())
-        sides = [our_step(session), their_step(stock)]
-        chance, same, pairs = random.Random(0), True, []
-        for number in range(steps + 3):
-            order = [0, 1]
-            chance.shuffle(order)
-            seconds, chosen = [0.0, 0.0], [[], []]
-            for side in order:
-                start = time.perf_counter()
-                chosen[side] = sides[side](ids)
-                seconds[side] = time.perf_counter() - start
-            same = same and chosen[0] == chosen[1]
-            ids = torch.tensor(chosen[1])[:, None]
-            if number >= 3:  # prefill and warming up
-                pairs.append(seconds)
+        prompts = torch.tensor(session.encoded_prompts())
+        begin = [lambda: our_step(session), lambda: their_step(stock)]
+        same, pairs = True, []
+        for number in range(rounds + 1):
+            found: list[tuple[float, list[list[int]]]] = [(0.0, []), (0.0, [])]
+            for side in (0, 1) if number % 2 else (1, 0):
+                found[side] = decoded(begin[side](), prompts)
+            (ours, our_tokens), (theirs, their_tokens) = found
+            same = same and our_tokens == their_tokens
+            if number > 0:
+                pairs.append((ours, theirs))
     finally:
         session.close()
     layer = statistics.median(theirs for _, theirs in pairs) / LAYERS
     _, (low, _), words = shown([ours / theirs for ours, theirs in pairs])
     print(f"TPOT, adapter ÷ stock: {words}, batch {BATCH}, {layer * 1e3:.1f} ms a layer; same tokens: {same}")
     return same and low <= MOST_RATIO
+
+
+def decoded(step: Callable[[torch.Tensor], list[int]], prompts: torch.Tensor) -> tuple[float, list[list[int]]]:
+    """Seconds per token of one pass, after some for warming up, and what it wrote."""
+    tokens, ids, start = [], prompts, 0.0
+    for number in range(PASS_WARMUP + PASS_STEPS):
+        if number == PASS_WARMUP:
+            start = time.perf_counter()
+        tokens.append(step(ids))
+        ids = torch.tensor(tokens[-1])[:, None]
+    return (time.perf_counter() - start) / PASS_STEPS, tokens
 
 
 def our_step(session: Any) -> Callable[[torch.Tensor], list[int]]:
@@ -121,11 +130,16 @@ def their_step(model: Any) -> Callable[[torch.Tensor], list[int]]:
 
     # Newer families of transformers call it `cache`.
     name = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
-    kept = {name: DynamicCache()}
+    kept, length = {name: DynamicCache()}, 0
 
     @torch.inference_mode()
     def step(ids: torch.Tensor) -> list[int]:
-        chosen: list[int] = model(input_ids=ids, logits_to_keep=1, **kept).logits[:, -1].argmax(-1).tolist()
+        nonlocal length
+        length += ids.shape[1]
+        mask = torch.ones((len(ids), length), dtype=torch.int64)
+        positions = (mask.cumsum(1) - 1)[:, -ids.shape[1] :]
+        logits = model(input_ids=ids, attention_mask=mask, position_ids=positions, logits_to_keep=1, **kept).logits
+        chosen: list[int] = logits[:, -1].argmax(-1).tolist()
         return chosen
 
     return step

@@ -20,9 +20,10 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
 from checkpoints import Shape, dense_bytes, write_checkpoint
 
-from runtime.experts.transfer import STAGING_BUFFERS
+from runtime.experts.transfer import most_buffers
 from runtime.options import STAGING_SLOTS
 
 CACHE_EXPERTS = 32
@@ -116,11 +117,11 @@ def fields(path: Path) -> dict[str, int]:
 
 
 def report(shape: Shape, watched: Watched, *, devices: int, limit: float) -> int:
+    buffers = most_buffers(torch.device("cpu"))
     parts = {
         "dense part": dense_bytes(shape),
         f"cache of {CACHE_EXPERTS} experts": CACHE_EXPERTS * shape.expert_bytes,
-        f"staging, {STAGING_SLOTS} slots and {STAGING_BUFFERS} buffers": (STAGING_SLOTS + STAGING_BUFFERS)
-        * shape.expert_bytes,
+        f"staging, {STAGING_SLOTS} slots and {buffers} buffers": (STAGING_SLOTS + buffers) * shape.expert_bytes,
     }
     print(f"experts: {shape.experts_bytes / 1e9:.2f} GB; per rank, of {devices}:")
     for name, size in parts.items():

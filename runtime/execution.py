@@ -15,10 +15,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -28,10 +27,13 @@ from runtime.cache import CacheBook, CacheSnapshot
 from runtime.clock import PhaseClock
 from runtime.dispatch import Dispatched, Replicated, TokenDispatch
 from runtime.experts.pool import SlotPool
+from runtime.experts.rows import count_by_device
+from runtime.experts.stock import StockKernel
 from runtime.experts.transfer import Request, TransferEngine
 from runtime.models.load import LoadedModel
 from runtime.models.router import RouterView, WeightRule, as_float64
 from runtime.parallel import Ranks
+from runtime.policy import slot_kernels
 from runtime.policy.guard import Brake
 from runtime.policy.make import make_policy
 from runtime.policy.spec import parse_policy
@@ -245,12 +247,14 @@ class ExpertExecution:
             self._compare_decisions(layer, decision, everywhere, weights_TK)
         importance = summary.importance_N[summary.active_N]
         scale = 1.0 / SHARE_UNIT / max(1, summary.tokens)
+        before_D, _ = self._counts(layer, everywhere.own_GK)
+        after_D, dispatched_D = self._counts(layer, everywhere.ids_GK)
         context.record.layers.append(
             LayerStep(
                 layer=layer,
-                misses_before_D=self._missing(layer, everywhere.own_GK),
-                misses_after_D=self._missing(layer, everywhere.ids_GK),
-                dispatched_D=self._dispatched(everywhere.ids_GK),
+                misses_before_D=before_D,
+                misses_after_D=after_D,
+                dispatched_D=dispatched_D,
                 removed=everywhere.removed,
                 rerouted_slots=everywhere.rerouted_slots,
                 importance_highest=float(importance.max(initial=0)) * scale,
@@ -300,10 +304,11 @@ class ExpertExecution:
     ) -> Tokens:
         scores, selection = self._routers[layer].scores(top_k_index, top_k_weights)
         scores_TN = as_float64(scores)
-        safe_TK = np.where(own_TK >= 0, own_TK, 0)
+        gates_TK = np.empty(own_TK.shape)
+        slot_kernels.gather(scores_TN, own_TK, gates_TK)
         return Tokens(
             topk_ids_TK=own_TK,
-            gates_TK=np.take_along_axis(scores_TN, safe_TK, 1),
+            gates_TK=gates_TK,
             scores_TN=scores_TN,
             selection_scores_TN=scores_TN if selection is scores else as_float64(selection),
             token_mask_T=context.real_T,
@@ -326,16 +331,11 @@ class ExpertExecution:
             resident |= book.resident(layer)
         return resident
 
-    def _dispatched(self, ids_TK: Ints) -> Counts:
-        experts = np.unique(ids_TK[ids_TK >= 0])
-        return np.bincount(self.layout.placement_N[experts], minlength=self.layout.devices).astype(np.int32)
-
-    def _missing(self, layer: int, ids_TK: Ints) -> Counts:
-        """[D] paid movements if ``ids_TK`` were dispatched now: on-device, every dispatched expert is read."""
-        experts = np.unique(ids_TK[ids_TK >= 0])
-        if self.layout.offloading:
-            experts = experts[~self._resident(layer)[experts]]
-        return np.bincount(self.layout.placement_N[experts], minlength=self.layout.devices).astype(np.int32)
+    def _counts(self, layer: int, ids_TK: Ints) -> tuple[Counts, Counts]:
+        """[D] paid movements if ``ids_TK`` were dispatched now, and experts dispatched: on-device, each is read."""
+        layout = self.layout
+        resident_N = self._resident(layer) if layout.offloading else np.zeros(self.num_experts, np.bool_)
+        return count_by_device(ids_TK, layout.placement_N, resident_N, layout.devices)
 
     # fetch and compute ------------------------------------------------------------------------------------------------
 
@@ -433,7 +433,7 @@ class ExpertExecution:
         own_GK = everywhere.own_GK
         if not np.array_equal(everywhere.ids_GK, own_GK):
             own_TK, weights_TK = own
-            fetches = int(self._missing(layer, own_GK).sum())
+            fetches = int(self._counts(layer, own_GK)[0].sum())
             experts = np.unique(own_GK[own_GK >= 0])
             here = experts[self.layout.placement_N[experts] == self._ranks.rank]
             plan = _Plan()
@@ -474,143 +474,6 @@ class _Plan:
         slots = {int(e): book.slot_of(layer, int(e)) for e in experts}
         self.ready = {expert: slot for expert, slot in slots.items() if slot is not None}
         self.stage([], layer, [expert for expert, slot in slots.items() if slot is None], staging)
-
-
-MOST_GROUPS = 1023
-"""How many experts torch's grouped matmul takes at once on a GPU."""
-
-
-class StockKernel:
-    """The model's own expert arithmetic, over slots, and its own order of reduction."""
-
-    def __init__(self, module: torch.nn.Module, pool: SlotPool) -> None:
-        self._module: Any = module
-        self._forward: Callable[..., torch.Tensor] = module.forward
-        # The loop over experts ("eager") adds contributions one by one in ascending expert id, rows slot by slot; the
-        # grouped kernels sum over a token's slots at once, rows token by token.
-        implementation = getattr(getattr(module, "config", None), "_experts_implementation", None)
-        self._one_by_one = implementation in (None, "eager")
-        matmuls = implementation in ("eager", "grouped_mm") and _plainly_gated(module, pool)
-        self._outputs = self._loop if matmuls else self._windowed
-        self._pool = pool
-        self._show(0, pool.places)
-
-    def row_order(self, ids_TK: Ints) -> Ints:
-        """[R] the order in which the stock kernel takes an expert's rows, since a row's place among them shows in the
-        last bit of a matmul: slot by slot, or as torch sorts the ids, which moves equal ones about."""
-        if self._one_by_one:
-            return np.arange(ids_TK.size).reshape(ids_TK.shape).T.reshape(-1)
-        return _torch_argsort(ids_TK.reshape(-1))
-
-    def rows(
-        self, hidden_TH: torch.Tensor, ids_TK: Ints, order_R: Ints, slot_of: dict[int, int], rows_RH: torch.Tensor
-    ) -> None:
-        """Fill ``rows_RH`` (row t·K + k) where expert ids_TK[t, k] is in ``slot_of``; unweighted outputs."""
-        if slot_of:
-            for place_of in self._pool.placed(slot_of):
-                self._placed_rows(hidden_TH, ids_TK, order_R, place_of, rows_RH)
-
-    def _placed_rows(
-        self, hidden_TH: torch.Tensor, ids_TK: Ints, order_R: Ints, place_of: dict[int, int], rows_RH: torch.Tensor
-    ) -> None:
-        lookup = np.full(int(ids_TK.max(initial=0)) + 2, -1, np.int64)
-        lookup[list(place_of)] = list(place_of.values())
-        slots_R = lookup[ids_TK.reshape(-1)]  # id −1 wraps to the last entry, which is −1
-        rows_P = order_R[slots_R[order_R] >= 0]
-        rows_P = rows_P[slots_R[rows_P].argsort(kind="stable")]
-        device = hidden_TH.device
-        taken_PH = hidden_TH[torch.from_numpy(rows_P // ids_TK.shape[1]).to(device)]
-        rows_RH[torch.from_numpy(rows_P).to(device)] = self._outputs(taken_PH, slots_R[rows_P])
-
-    def _windowed(self, taken_PH: torch.Tensor, slots_P: Ints) -> torch.Tensor:
-        """``_whole`` over few enough neighbouring slots at a time (``slots_P`` ascends)."""
-        starts = window_starts(slots_P, MOST_GROUPS)
-        if self._pool.places <= MOST_GROUPS or not len(starts):
-            return self._whole(taken_PH, slots_P)
-        parts = []
-        for start, stop in zip(starts, [*starts[1:], len(slots_P)], strict=True):
-            first, last = int(slots_P[start]), int(slots_P[stop - 1])
-            self._show(first, last + 1)
-            parts.append(self._whole(taken_PH[start:stop], slots_P[start:stop] - first))
-        self._show(0, self._pool.places)
-        return torch.cat(parts)
-
-    def _show(self, first: int, stop: int) -> None:
-        """Let the module have places [first, stop) alone."""
-        whole = stop - first == self._pool.places
-        self._module.num_experts = stop - first
-        for name, parameter in self._pool.parameters.items():
-            self._module._parameters[name] = parameter if whole else parameter[first:stop]
-
-    def _whole(self, taken_PH: torch.Tensor, slots_P: Ints) -> torch.Tensor:
-        """Any family: the module's own forward, every (token, slot) as a token of its own with weight 1."""
-        # The grouped kernels sort by slot once more, which must find each slot's rows in the order that they have here.
-        place_P = np.arange(len(slots_P)) if self._one_by_one else _torch_argsort(slots_P)
-        place = torch.from_numpy(place_P).to(taken_PH.device)
-        slots = torch.from_numpy(slots_P).to(taken_PH.device)
-        outputs_PH = self._forward(
-            torch.empty_like(taken_PH).index_copy_(0, place, taken_PH),
-            torch.empty_like(slots).index_copy_(0, place, slots)[:, None],
-            taken_PH.new_ones((len(slots_P), 1)),
-        )
-        return outputs_PH[place]
-
-    def _loop(self, taken_PH: torch.Tensor, slots_P: Ints) -> torch.Tensor:
-        """Plainly gated experts one after the other: where this is used, the grouped kernel walks through all slots,
-        and takes longer for the empty ones than for a decode step's few rows. Same matmuls, same bits."""
-        module = self._module
-        outputs_PH = torch.empty_like(taken_PH)
-        starts = np.flatnonzero(np.diff(slots_P, prepend=-1))
-        for start, stop in zip(starts, [*starts[1:], len(slots_P)], strict=True):
-            slot = int(slots_P[start])
-            gate_up = torch.nn.functional.linear(taken_PH[start:stop], module.gate_up_proj[slot])
-            hidden = module._apply_gate(gate_up)
-            outputs_PH[start:stop] = torch.nn.functional.linear(hidden, module.down_proj[slot])
-        return outputs_PH
-
-    def reduce(self, rows_RH: torch.Tensor, weights_TK: torch.Tensor, ids_TK: Ints) -> torch.Tensor:
-        """[T, H]: the weighted sum over every token's slots."""
-        tokens, width = ids_TK.shape
-        rows_TKH = rows_RH.view(tokens, width, -1)
-        if not self._one_by_one:
-            return (rows_TKH * weights_TK[..., None]).sum(dim=1).to(rows_RH.dtype)
-        # Empty slots go last, where adding their zero changes nothing.
-        order_TK = torch.from_numpy(np.where(ids_TK < 0, np.iinfo(np.int64).max, ids_TK).argsort(1, kind="stable"))
-        order_TK = order_TK.to(rows_RH.device)
-        total_TH = torch.zeros_like(rows_TKH[:, 0])
-        for k in range(width):
-            at = order_TK[:, k : k + 1]
-            row_TH = rows_TKH.gather(1, at[..., None].expand(-1, -1, rows_TKH.shape[-1]))[:, 0]
-            total_TH += (row_TH * weights_TK.gather(1, at)).to(total_TH.dtype)
-        return total_TH
-
-
-def window_starts(slots_P: Ints, size: int) -> list[int]:
-    """Where to cut ascending ``slots_P`` so that the slots of each part lie within ``size`` neighbours; none empty."""
-    starts = []
-    at = 0
-    while at < len(slots_P):
-        starts.append(at)
-        at = int(np.searchsorted(slots_P, slots_P[at] + size))
-    return starts
-
-
-def _plainly_gated(module: torch.nn.Module, pool: SlotPool) -> bool:
-    """Whether experts are gate_up_proj, a gate, down_proj and nothing else, where no grouped kernel serves them well:
-    a GPU has one for bfloat16 alone, and goes through all slots for other numbers."""
-    plain = {"has_gate": True, "has_bias": False, "is_transposed": False, "has_post_expert_norm": False}
-    return (
-        all(getattr(module, name, None) is value for name, value in plain.items())
-        and hasattr(module, "_apply_gate")
-        and set(pool.parameters) == {"gate_up_proj", "down_proj"}
-        and all(p.device.type == "cpu" or p.dtype is not torch.bfloat16 for p in pool.parameters.values())
-    )
-
-
-def _torch_argsort(keys: Ints) -> Ints:
-    """``torch.sort`` of more than a few keys moves equal ones about, always in the same way."""
-    order: Ints = torch.sort(torch.from_numpy(keys))[1].numpy()
-    return order
 
 
 def _merge_weights(own_TK: Ints, routed: Routed, top_k_weights: torch.Tensor) -> torch.Tensor:

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from probes.backend import Backend
-from runtime.execution import StockKernel
 from runtime.experts.pool import SlotPool
+from runtime.experts.stock import StockKernel
 from store.records import Roofline, RooflinePoint
 
 TOKENS = (1, 2, 4, 8, 16, 32, 64, 128)

@@ -27,13 +27,18 @@ from runtime.experts.index import ExpertIndex, Piece
 from runtime.experts.pool import SlotPool
 
 STAGING_BUFFERS = 4
-"""Reads may run this far ahead of the device copies that empty the buffers."""
+"""Reads may run this far ahead of the device copies that empty the buffers; not on a CPU, which copies at once."""
 CPU_READERS = 2
 WORTH_A_THREAD = 512 << 10
 """Smaller experts are fetched before another thread would have begun."""
 SLAB_BYTES = (256 << 20) - ALIGNMENT
 """Experts that wait in host memory lie together in pieces of this size: with its alignment, a power of two."""
 SLAB_ALIGNMENT = 64
+
+
+def most_buffers(device: torch.device) -> int:
+    """How many buffers of an expert's size there are between source and slots of ``device``, at most."""
+    return CPU_READERS if device.type == "cpu" else STAGING_BUFFERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,12 +178,24 @@ class Ticket:
 class TransferEngine:
     """Fills slots of ``pool`` from ``source``. One instance per device; not to be shared between threads."""
 
-    def __init__(self, backend: Backend, source: ExpertSource, pool: SlotPool, *, readers: int | None = None) -> None:
-        """``readers``: how many threads fetch side by side; None: two on a CPU where experts are large, else one."""
+    def __init__(
+        self,
+        backend: Backend,
+        source: ExpertSource,
+        pool: SlotPool,
+        *,
+        readers: int | None = None,
+        buffers: int | None = None,
+    ) -> None:
+        """``readers``: how many threads fetch side by side; None: two on a CPU where experts are large, else one.
+        ``buffers``: between source and slots, of each; None: as ``most_buffers`` counts."""
         self.backend = backend
+        on_cpu = backend.device.type == "cpu"
         if readers is None:
-            readers = CPU_READERS if backend.device.type == "cpu" and pool.slot_bytes >= WORTH_A_THREAD else 1
-        stream, buffers = backend.new_stream(), STAGING_BUFFERS // readers
+            readers = CPU_READERS if on_cpu and pool.slot_bytes >= WORTH_A_THREAD else 1
+        if buffers is None:
+            buffers = 1 if on_cpu else STAGING_BUFFERS
+        stream = backend.new_stream()
         self._source = source
         self._readers = [_Reader(backend, stream, source, pool, buffers) for _ in range(readers)]
 

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from probes.limits import last_level_cache_bytes
-from runtime.execution import StockKernel
 from runtime.experts.index import Piece
 from runtime.experts.pool import SlotPool
+from runtime.experts.stock import StockKernel
 from runtime.models.config import MoeShape
 from runtime.policy.types import Ints
 

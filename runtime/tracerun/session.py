@@ -25,7 +25,7 @@ from probes.units import format_size
 from runtime.cache import CacheBook, parse_cache
 from runtime.cost import CostTable, cost_table, uniform_costs
 from runtime.execution import Layout
-from runtime.experts.transfer import STAGING_BUFFERS, ExpertSource, Request, TransferEngine
+from runtime.experts.transfer import ExpertSource, Request, TransferEngine, most_buffers
 from runtime.options import STAGING_SLOTS
 from runtime.parallel import Ranks, contiguous_placement, join, leave
 from runtime.policy.spec import parse_policy, resolve
@@ -257,7 +257,7 @@ class TraceRunSession:
         needed = slots * size + stand_in_sets(shape, self.dtype, slots) * weights
         if self.device.type == "cpu":
             free = memory_available_bytes() // self._ranks_here
-            needed += STAGING_BUFFERS * size
+            needed += most_buffers(self.device) * size
         else:
             free = int(torch.get_device_module(self.device.type).mem_get_info(self.device)[0])
         if needed > free:

@@ -13,8 +13,10 @@ import os
 import sys
 from pathlib import Path
 
+import torch
+
 from probes.devices import find_devices
-from runtime.experts.transfer import STAGING_BUFFERS
+from runtime.experts.transfer import most_buffers
 from runtime.models.skeleton import read_config
 from runtime.options import RunOptions
 from runtime.parallel import Ranks
@@ -24,6 +26,9 @@ from runtime.worker import RankSession
 
 def main() -> None:
     assert os.environ.get("OMP_NUM_THREADS") == "1", "threads do not survive a fork"
+    # Where a processor multiplies half precision itself, oneDNN packs copies of the largest matrices for that: as much as
+    # the stock model needs as well, and no part of what the runtime holds.
+    torch.backends.mkldnn.enabled = False  # type: ignore[assignment]  # a property of the module
     cache, warm, *folders = sys.argv[1:]
     run(Path(warm), 2)
     for folder in folders:
@@ -49,7 +54,7 @@ def measure(folder: Path, cache: int) -> dict[str, int]:
         "peak": peak,
         "dense": dense,
         "cache": cached,
-        "staging": STAGING_BUFFERS * session.source.staging_bytes(),
+        "staging": most_buffers(session.device) * session.source.staging_bytes(),
         "experts": session.index.expert_bytes * session.index.num_experts * len(session.index.reads),
     }
 

@@ -13,7 +13,6 @@ import torch
 
 from probes.devices import find_devices
 from probes.errors import DeviceError
-from runtime import execution
 from runtime.experts.transfer import Request
 from runtime.options import TIERS, RunOptions
 from runtime.parallel import Ranks
@@ -124,7 +123,7 @@ def test_windows_of_slots(
     checkpoint: Callable[..., Path], open_on_device: Open, stock: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = checkpoint("gpt_oss")
-    monkeypatch.setattr(execution, "MOST_GROUPS", 3)
+    monkeypatch.setattr("runtime.experts.stock.MOST_GROUPS", 3)
     session = open_on_device(folder, dtype="bfloat16", cache_experts=12)
     ours, _ = stock.engine_logits(session.model, session.router, PROMPTS, 3)
     for our, their in zip(ours, stock_on(stock, folder, session, 3), strict=True):

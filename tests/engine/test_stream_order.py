@@ -156,7 +156,7 @@ def watch(
     monkeypatch.setattr(session.source, "deliver", delivered)
     for reader in session.transfers._readers:
         reader.close()
-    transfers = TransferEngine(backend, session.source, session.pool, readers=readers)  # type: ignore[arg-type]  # streams are names
+    transfers = TransferEngine(backend, session.source, session.pool, readers=readers, buffers=2)  # type: ignore[arg-type]  # streams are names
     starts = [staging.untyped_storage().data_ptr() for reader in transfers._readers for staging in reader.staging]
 
     def buffer_of(data: torch.Tensor) -> object:

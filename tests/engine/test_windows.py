@@ -13,8 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime import execution
-from runtime.execution import window_starts
+from runtime.experts.stock import window_starts
 from runtime.worker import RankSession
 
 PROMPTS = [list(b"Hello there, my"), list(b"And he said, go")]
@@ -44,7 +43,7 @@ def test_windows_change_nothing(
     folder = checkpoint(family)
     whole = open_session(folder, cache_experts=12)
     theirs, _ = stock.engine_logits(whole.model, whole.router, PROMPTS, 4)
-    monkeypatch.setattr(execution, "MOST_GROUPS", most)
+    monkeypatch.setattr("runtime.experts.stock.MOST_GROUPS", most)
     windowed = open_session(folder, cache_experts=12)
     for kernel in windowed.execution.kernels:
         monkeypatch.setattr(kernel, "_outputs", kernel._windowed)
