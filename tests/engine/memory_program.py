@@ -26,8 +26,8 @@ from runtime.worker import RankSession
 
 def main() -> None:
     assert os.environ.get("OMP_NUM_THREADS") == "1", "threads do not survive a fork"
-    # Where a processor multiplies half precision itself, oneDNN packs copies of the largest matrices for that: as much as
-    # the stock model needs as well, and no part of what the runtime holds.
+    # Where a processor multiplies half precision itself, oneDNN packs copies of the largest matrices for that: what the
+    # stock model needs as well, and no part of what the runtime holds.
     torch.backends.mkldnn.enabled = False  # type: ignore[assignment]  # a property of the module
     cache, warm, *folders = sys.argv[1:]
     run(Path(warm), 2)
