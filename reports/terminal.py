@@ -9,11 +9,12 @@ from probes.text import printable
 from reports.info.brake import brake_sentence
 from reports.info.keyfigures import KeyFigure
 from reports.info.origin import KNOBS, origin_sentence, search_words
+from reports.info.tasks import difference_tone, difference_words, metric_name, metric_words, shape_words
 from reports.info.verdict import verdict_info
-from reports.info.words import percent
+from reports.info.words import number, percent
 from reports.pages.page import Page
 from reports.tables import Sheet
-from store.records import PolicySearch, RunRecord
+from store.records import PolicySearch, RunRecord, TaskResult
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -28,7 +29,19 @@ def run_summary(run: RunRecord) -> list[RenderableType]:
     shown = _summary(verdict.outcome.tone, verdict.headline, verdict.sentences, verdict.key_figures, verdict.next_steps)
     origin = origin_sentence(run)
     shown += [_text(origin)] if origin else []
-    return [*shown, *([_text(brake_sentence(run.brake))] if run.brake else [])]
+    shown += [_text(brake_sentence(run.brake))] if run.brake else []
+    return [*shown, *(part for task in run.tasks for part in _task(task))]
+
+
+def _task(task: TaskResult) -> list[RenderableType]:
+    """One evaluation task: how it was measured, and its metrics before and after."""
+    numbers = ("before", "after", "change")
+    table = Sheet(None, ("", *numbers, ""), right=numbers, ruled=False)
+    for metric in task.metrics:
+        change = _text(difference_words(metric), COLOURS[difference_tone(metric)])
+        before, after = (_text(number(value)) for value in (metric.baseline, metric.with_policy))
+        table.add_row(_text(metric_name(metric)), before, after, change, _text(metric_words(metric), "dim"))
+    return [_text(""), _text(f"Task {task.task}, {shape_words(task)}."), table]
 
 
 def search_summary(search: PolicySearch) -> list[RenderableType]:

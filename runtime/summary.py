@@ -149,6 +149,12 @@ def _warnings(options: RunOptions, report: RankReport) -> tuple[str, ...]:
             f"only the first {used} of {options.prompt_count} prompts were used: {plural(pairs, 'pair')}, "
             f"{plural(report.batch_size, 'prompt')} each"
         )
+    found += [
+        f"task {task.task}: {task.requests_cut} of {task.requests} requests were longer than the model's context, and "
+        "their beginnings were left out"
+        for task in report.tasks
+        if task.requests_cut
+    ]
     fallbacks = sum(layer.fell_back for record in report.treated[0] for step in record.steps for layer in step.layers)
     if fallbacks:
         found.append(f"{fallbacks} layer-steps had scores that are not numbers and fell back to the router's choice")

@@ -8,8 +8,9 @@ from reports.figures.card import Card
 from reports.info.machine import Fact
 from reports.info.run import PassFigures, RunInfo
 from reports.info.table import Cell, table
+from reports.info.tasks import SHAPES, metric_name
 from reports.info.words import plural
-from store.records import BrakeStatistics, Quality, SampleText
+from store.records import BrakeStatistics, Quality, SampleText, TaskResult
 
 CONDITIONS = (
     ("policy", "Policy", "Every parameter, defaults included."),
@@ -76,6 +77,52 @@ def quality_card(quality: Quality) -> Card:
                 ("KL(baseline ‖ policy)", "nats per token", quality.mean_kl, None, None),
                 ("same most likely token", "share of tokens", quality.top1_agreement, None, None),
                 ("measured on", "tokens", quality.tokens, None, None),
+            ),
+        ),
+    )
+
+
+def tasks_card(tasks: Sequence[TaskResult]) -> Card:
+    """Every metric of every evaluation task."""
+    shapes = "; ".join(f"{shape}: {SHAPES[shape]}" for shape in dict.fromkeys(task.shape for task in tasks))
+    return Card(
+        key="tasks",
+        title="Evaluation tasks",
+        lede=(
+            f"lm-evaluation-harness on local files, both from the same cache state. {shapes}. Intervals are paired "
+            "bootstraps over documents; better and worse count documents whose own value the policy changed."
+        ),
+        table=table(
+            ("task", "task"),
+            ("shape", "shape"),
+            ("metric", "metric"),
+            ("baseline", "baseline"),
+            ("with_policy", "with policy"),
+            ("difference", "difference"),
+            ("low", "95 % low"),
+            ("high", "95 % high"),
+            ("documents", "documents"),
+            ("better", "better"),
+            ("worse", "worse"),
+            ("chance", "guessing scores"),
+            ("removed_importance", "removed importance", "share"),
+            rows=(
+                (
+                    task.task,
+                    task.shape,
+                    metric_name(metric),
+                    metric.baseline,
+                    metric.with_policy,
+                    metric.difference,
+                    *(metric.difference_ci95 or (None, None)),
+                    metric.documents,
+                    metric.documents_better,
+                    metric.documents_worse,
+                    metric.chance,
+                    task.removed_importance,
+                )
+                for task in tasks
+                for metric in task.metrics
             ),
         ),
     )

@@ -22,7 +22,7 @@ from reports.info.timing import (
     step_parts_info,
 )
 from reports.info.verdict import VerdictInfo, verdict_info
-from store.records import BrakeStatistics, PolicyOrigin, Quality, RunRecord, SampleText
+from store.records import BrakeStatistics, PolicyOrigin, Quality, RunRecord, SampleText, TaskResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +59,7 @@ class RunInfo:
     roofline: RooflineInfo | None
     series: SeriesInfo
     quality: Quality | None
+    tasks: tuple[TaskResult, ...]
     brake: BrakeStatistics | None
     max_quality_drop: float | None
     policy_origin: PolicyOrigin | None
@@ -99,6 +100,7 @@ def run_info(
         roofline=roofline_info(run),
         series=series_info(run),
         quality=run.quality,
+        tasks=run.tasks,
         brake=run.brake,
         max_quality_drop=run.max_quality_drop,
         policy_origin=run.policy_origin,

@@ -7,7 +7,7 @@ from reports.figures.balance import gap_card, importance_card, layer_card
 from reports.figures.card import Card, Section, paired
 from reports.figures.costmodels import cost_models_card, cost_table_card
 from reports.figures.drift import drift_card
-from reports.figures.facts import brake_card, condition_cards, quality_card, samples_card, totals_cards
+from reports.figures.facts import brake_card, condition_cards, quality_card, samples_card, tasks_card, totals_cards
 from reports.figures.heat import heat_card
 from reports.figures.roofline import roofline_card
 from reports.figures.search import search_card
@@ -85,7 +85,8 @@ def _quality_cards(info: RunInfo, noun: str) -> tuple[Card, ...]:
     quality = [quality_card(info.quality)] if info.quality else []
     brake = [brake_card(info.brake)] if info.brake else []
     search = [search_card(info.policy_origin.search, noun)] if info.policy_origin else []
-    return (*quality, *search, *brake, *([samples_card(info.samples)] if info.samples else []))
+    tasks = [tasks_card(info.tasks)] if info.tasks else []
+    return (*quality, *tasks, *search, *brake, *([samples_card(info.samples)] if info.samples else []))
 
 
 def _calibration_cards(info: RunInfo) -> tuple[Card, ...]:
