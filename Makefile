@@ -18,9 +18,10 @@ $(BIN)/.dependencies: pyproject.toml constraints.txt tools/requirements.py
 	$(BIN)/pip install --quiet -c constraints.txt -r $(VENV)/requirements.txt
 	touch $@
 
-# What the tests need beside them; Triton for the GPU kernels, which are interpreted and compiled ahead without a GPU.
+# What the tests need beside them; Triton for the GPU kernels, which are interpreted and compiled ahead without a GPU;
+# lm-evaluation-harness for `caee run --lm-eval`.
 $(BIN)/.tools: $(BIN)/.dependencies
-	$(BIN)/python tools/requirements.py pyproject.toml --extra test --extra dev --extra triton > $(VENV)/tools.txt
+	$(BIN)/python tools/requirements.py pyproject.toml --extra test --extra dev --extra triton --extra lm-eval > $(VENV)/tools.txt
 	$(BIN)/pip install --quiet -c constraints.txt -r $(VENV)/tools.txt
 	touch $@
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from caee_cli.main import run_app
 from probes.errors import InputError, UsageError
 from runtime.tasks.files import DATA_FIELDS, FIELDS, RUN_CODE, TaskOptions, read_task_files
 
+TOOL = Path(__file__).parents[2] / "tools" / "endings_task.py"
 PLAIN: dict[str, Any] = {
     "task": "endings",
     "dataset_path": "json",
@@ -208,3 +210,23 @@ def test_the_command_says_what_to_install(
 def test_the_package_is_imported_only_where_it_is_used() -> None:
     program = "import sys, runtime.worker, caee_cli.running, runtime.tasks.session; sys.exit('lm_eval' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_a_task_is_made_of_any_text(tmp_path: Path) -> None:
+    text = " ".join(f"word {number}" for number in range(300))
+    (tmp_path / "text.txt").write_text(text)
+    made = []
+    for folder in ("one", "two"):
+        program = [sys.executable, str(TOOL), str(tmp_path / "text.txt"), "-o", str(tmp_path / folder)]
+        subprocess.run([*program, "--documents", "20"], check=True)
+        (task,) = read_task_files([tmp_path / folder])
+        (file,) = task.config["dataset_kwargs"]["data_files"]["test"]
+        made.append([json.loads(line) for line in Path(file).read_text().splitlines()])
+    assert made[0] == made[1]
+    assert len(made[0]) == 20
+    assert {document["right"] for document in made[0]} == {0, 1}
+    for document in made[0]:
+        true, wrong = document["endings"][document["right"]], document["endings"][1 - document["right"]]
+        assert document["context"] + true in text
+        assert wrong != true
+        assert (len(document["context"]), len(true), len(wrong)) == (64, 16, 16)
