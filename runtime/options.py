@@ -58,7 +58,7 @@ class RunOptions:
     search: bool = False
     policy_origin: PolicyOrigin | None = None
     pairs: int | None = None
-    seconds_for_pairs: float = 20.0
+    seconds_for_pairs: float = 16.0
     quality_sequences: int = 24
     quality_tokens: int = 96
     phases: str | None = None

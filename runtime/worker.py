@@ -357,7 +357,9 @@ class RankSession:
     def _pairs(self, warm: PassRecord) -> int:
         if self.options.pairs is not None:
             return self.options.pairs
-        seconds = (warm.ttft_seconds or 0.0) + warm.tpot_seconds * (self.options.max_new_tokens - 1)
+        # The first steps of all are slower than any other.
+        step = float(np.median([step.seconds for step in warm.decode_steps()]))
+        seconds = (warm.ttft_seconds or 0.0) + step * (self.options.max_new_tokens - 1)
         pairs = min(max(int(self.options.seconds_for_pairs / (2 * seconds)), PAIRS[0]), PAIRS[1])
         return int(self.ranks.from_first(pairs))
 
