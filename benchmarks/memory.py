@@ -24,7 +24,7 @@ import torch
 from checkpoints import Shape, dense_bytes, write_checkpoint
 
 from runtime.experts.transfer import most_buffers
-from runtime.options import STAGING_SLOTS
+from runtime.layout import STAGING_SLOTS
 
 CACHE_EXPERTS = 32
 LAYERS, EXPERTS = 8, 64

@@ -16,7 +16,6 @@ import dataclasses
 import hashlib
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -30,6 +29,7 @@ from runtime.experts.pool import SlotPool
 from runtime.experts.rows import count_by_device
 from runtime.experts.stock import StockKernel
 from runtime.experts.transfer import Request, TransferEngine
+from runtime.layout import Layout
 from runtime.models.load import LoadedModel
 from runtime.models.router import RouterView, WeightRule, as_float64
 from runtime.parallel import Ranks
@@ -42,7 +42,6 @@ from runtime.policy.types import (
     Bools,
     Decision,
     Ints,
-    LinkGroups,
     Machine,
     Policy,
     Routed,
@@ -53,19 +52,6 @@ from runtime.prefetch import prefetch_idle
 from runtime.recording import BrakeStep, Counts, LayerStep, StepRecord, Timers
 from runtime.shadow import relative_error
 from runtime.trace.live import NoObserver, RoutingObserver
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
-    """Where experts live and what moving one costs. ``staging_slots`` follow the ``cache_slots`` in the pool."""
-
-    placement_N: Ints
-    devices: int
-    cost_N: Ints
-    groups: LinkGroups
-    cache_slots: int
-    staging_slots: int
-    offloading: bool
 
 
 class StepContext:

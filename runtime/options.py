@@ -21,8 +21,6 @@ from store.records import PolicyOrigin
 TIERS = ("device", "host", "disk")
 PHASES = ("all", "decode", "prefill")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
-STAGING_SLOTS = 8
-"""Experts beyond the cache that one wave can hold; more run in further waves."""
 CUT_BATCHES = 4
 """How many batches of prompts are cut from a text with --input-len."""
 

@@ -19,19 +19,20 @@ from probes.errors import InputError
 from probes.files import written_whole
 from probes.records import Device
 from runtime.cache import CacheBook, CacheSnapshot, parse_cache
-from runtime.cost import CostTable, cost_table, uniform_costs
+from runtime.cost import CostTable, cost_table
 from runtime.dispatch import DataParallel
 from runtime.engine import LockstepModel, Phases, generate
-from runtime.execution import ExpertExecution, Layout
+from runtime.execution import ExpertExecution
 from runtime.experts.index import ExpertIndex, index_experts
 from runtime.experts.pool import SlotPool
 from runtime.experts.quantised import make_pool
 from runtime.experts.transfer import DiskSource, ExpertSource, HostSource, TransferEngine
+from runtime.layout import lay_out, most_experts
 from runtime.models.config import context_limit, read_config_file
 from runtime.models.load import LoadedModel, load_without_experts, resolve_dtype
 from runtime.models.skeleton import build_skeleton, read_config
-from runtime.options import STAGING_SLOTS, RunOptions
-from runtime.parallel import Ranks, contiguous_placement, join, leave
+from runtime.options import RunOptions
+from runtime.parallel import Ranks, join, leave
 from runtime.policy.guard import Brake
 from runtime.policy.knob import knob_of, turned
 from runtime.policy.make import make_policy
@@ -128,9 +129,16 @@ class RankSession:
             options.model, rename=skeleton.names, layers=skeleton.layer_numbers, stored_as=skeleton.stored_as
         )
         self.loaded: LoadedModel = load_without_experts(options.model, skeleton, self.index, device=self.device)
-        self.placement_N = contiguous_placement(self.index.num_experts, ranks.world)
-        self.mine = np.flatnonzero(self.placement_N == ranks.rank)
-        self.costs, self.layout = self._layout()
+        self.costs, self.layout = lay_out(
+            self.devices,
+            num_experts=self.index.num_experts,
+            layers=len(self.index.reads),
+            expert_bytes=self.index.expert_bytes,
+            tier=options.tier,
+            cache_experts=options.cache_experts,
+            calibration=options.calibration,
+        )
+        self.mine = np.flatnonzero(self.layout.placement_N == ranks.rank)
         self.backend = TorchBackend(self.device)
         slots = self.layout.cache_slots + self.layout.staging_slots
         shapes = skeleton.expert_shapes
@@ -250,7 +258,7 @@ class RankSession:
             layer_numbers=self.index.layer_numbers,
             expert_bytes=self.index.expert_bytes,
             cache_experts=self.layout.cache_slots,
-            experts_per_device=int(np.bincount(self.placement_N).max()) * len(self.index.reads),
+            experts_per_device=most_experts(self.layout.placement_N) * len(self.index.reads),
             read_mode=None if self.source.mode is None else str(self.source.mode),
             read_reason=self.source.reason,
             batch_size=len(batches[0]),
@@ -275,26 +283,6 @@ class RankSession:
             policy=format_policy(self.options.policy),
             moe_layers=len(self.index.reads),
             num_experts=self.index.num_experts,
-        )
-
-    def _layout(self) -> tuple[CostTable | None, Layout]:
-        options, world, layers = self.options, self.ranks.world, len(self.index.reads)
-        own = int(np.bincount(self.placement_N, minlength=world).max()) * layers
-        wanted = own if not options.offloading else (options.cache_experts or max(1, own // 2))
-        costs = None
-        if options.calibration is not None:
-            names = [device.name_on_link for device in self.devices]
-            costs = cost_table(options.calibration, options.tier, names, self.index.expert_bytes)
-        # Without a calibration all experts cost the same: policies only compare costs.
-        decisive = costs or uniform_costs(1e-3, world)
-        return costs, Layout(
-            placement_N=self.placement_N,
-            devices=world,
-            cost_N=decisive.picoseconds[self.placement_N],
-            groups=decisive.groups,
-            cache_slots=min(wanted, own),
-            staging_slots=min(STAGING_SLOTS, self.index.num_experts),
-            offloading=options.offloading,
         )
 
     def _source(self) -> ExpertSource:

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 
 from runtime.cache import CacheBook
-from runtime.execution import ExpertExecution, Layout, StepContext
+from runtime.execution import ExpertExecution, StepContext
 from runtime.experts.transfer import TransferEngine
+from runtime.layout import Layout
 from runtime.models.load import LoadedModel
 from runtime.parallel import Ranks
 from runtime.policy.types import Ints, Policy, Tokens

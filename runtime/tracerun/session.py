@@ -23,15 +23,15 @@ from probes.limits import memory_available_bytes
 from probes.records import Device
 from probes.units import format_size
 from runtime.cache import CacheBook, parse_cache
-from runtime.cost import CostTable, cost_table, uniform_costs
-from runtime.execution import Layout
+from runtime.cost import CostTable, uniform_costs
 from runtime.experts.transfer import ExpertSource, Request, TransferEngine, most_buffers
-from runtime.options import STAGING_SLOTS
-from runtime.parallel import Ranks, contiguous_placement, join, leave
+from runtime.layout import UNKNOWN_SECONDS, lay_out, most_experts
+from runtime.parallel import Ranks, join, leave
 from runtime.policy.spec import parse_policy, resolve
 from runtime.policy.types import PolicySpec
 from runtime.rank import (
     Progress,
+    full_device_named,
     take_device,
     without_garbage_collection,
 )
@@ -55,8 +55,6 @@ DRAIN_SECONDS = (0.25, 2.0)
 """A disk that was at rest is read for as long as it rested, within these bounds, before a pass is timed: one that is
 throttled by credit gained some meanwhile."""
 CHECKED_SLOTS = 64
-UNKNOWN_SECONDS = 1e-3
-"""Of an expert, without a calibration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,11 +86,12 @@ def run_trace_rank(options: TraceRunOptions) -> TraceRunReport:
     try:
         # Costs decide, so they must be the same on hosts whose stores differ.
         options = replace(options, calibration=ranks.from_first(options.calibration))
-        session = TraceRunSession(options, ranks)
-        try:
-            return session.run()
-        finally:
-            session.close()
+        with full_device_named(ranks.rank):
+            session = ranks.all_or_none(lambda: TraceRunSession(options, ranks))
+            try:
+                return session.run()
+            finally:
+                session.close()
     finally:
         leave(ranks)
 
@@ -109,9 +108,16 @@ class TraceRunSession:
         self.devices, self.device = take_device(options.devices, ranks)
         self._ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world))
         self.dtype = STORED_DTYPES.get(options.dtype) or stored_dtype(shape) or torch.bfloat16
-        self.placement_N = contiguous_placement(shape.num_experts, ranks.world)
-        self.mine = np.flatnonzero(self.placement_N == ranks.rank)
-        self.costs, self.layout = self._layout()
+        self.costs, self.layout = lay_out(
+            self.devices,
+            num_experts=shape.num_experts,
+            layers=options.layers,
+            expert_bytes=shape.expert_bytes,
+            tier=options.tier,
+            cache_experts=options.cache_experts,
+            calibration=options.calibration,
+        )
+        self.mine = np.flatnonzero(self.layout.placement_N == ranks.rank)
         slots = self.layout.cache_slots + self.layout.staging_slots
         taken = self._check_memory(slots)
         self.backend = TorchBackend(self.device)
@@ -223,26 +229,6 @@ class TraceRunSession:
 
     # what it consists of ----------------------------------------------------------------------------------------------
 
-    def _layout(self) -> tuple[CostTable | None, Layout]:
-        options, world = self.options, self.ranks.world
-        own = int(np.bincount(self.placement_N, minlength=world).max()) * options.layers
-        wanted = own if not options.offloading else (options.cache_experts or max(1, own // 2))
-        costs = None
-        if options.calibration is not None:
-            names = [device.name_on_link for device in self.devices]
-            costs = cost_table(options.calibration, options.tier, names, options.shape.expert_bytes)
-        # Without a calibration all experts cost the same: policies only compare costs.
-        decisive = costs or uniform_costs(UNKNOWN_SECONDS, world)
-        return costs, Layout(
-            placement_N=self.placement_N,
-            devices=world,
-            cost_N=decisive.picoseconds[self.placement_N],
-            groups=decisive.groups,
-            cache_slots=min(wanted, own),
-            staging_slots=min(STAGING_SLOTS, options.shape.num_experts),
-            offloading=options.offloading,
-        )
-
     def _new_book(self) -> CacheBook:
         options = self.options
         return CacheBook(parse_cache(options.cache), self.layout.cache_slots, options.layers, options.shape.num_experts)
@@ -276,13 +262,16 @@ class TraceRunSession:
         else:
             room, where = memory_room(taken, self._ranks_here), "into host memory"
         room = min(self.ranks.gather(room))
-        fewest = int(np.bincount(self.placement_N, minlength=self.ranks.world).min()) * options.layers
+        fewest = int(np.bincount(self.layout.placement_N, minlength=self.ranks.world).min()) * options.layers
         return Units(count=how_many_units(max(1, fewest), size, room, where), own=self.mine)
 
     def _source(self) -> ExpertSource:
+        def in_step() -> None:
+            self.ranks.gather(None)  # where a rank that failed tells the others why
+
         if self.options.tier == "disk":
-            return ScratchSource(self.options.folder, self.content, self.units, in_step=self.ranks.barrier)
-        return MemorySource(self.content, self.units, self.backend, in_step=self.ranks.barrier)
+            return ScratchSource(self.options.folder, self.content, self.units, in_step=in_step)
+        return MemorySource(self.content, self.units, self.backend, in_step=in_step)
 
     # measuring --------------------------------------------------------------------------------------------------------
 
@@ -317,7 +306,7 @@ class TraceRunSession:
             devices=self.devices,
             expert_bytes=self.options.shape.expert_bytes,
             cache_experts=self.layout.cache_slots,
-            own_experts=int(np.bincount(self.placement_N).max()) * self.options.layers,
+            own_experts=most_experts(self.layout.placement_N) * self.options.layers,
             distinct_experts=self.units.count,
             checked_experts=checked,
             read_mode=None if self.source.mode is None else str(self.source.mode),
