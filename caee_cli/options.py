@@ -139,7 +139,9 @@ LiveOption = Annotated[
 ]
 MetricsPortOption = Annotated[
     int | None,
-    typer.Option("--metrics-port", min=0, max=65535, help="Serve Prometheus metrics at this port meanwhile; 0: any."),
+    typer.Option(
+        "--metrics-port", metavar="N", min=0, max=65535, help="Serve Prometheus metrics at this port meanwhile; 0: any."
+    ),
 ]
 MetricsHostOption = Annotated[
     str, typer.Option("--metrics-host", help="Where --metrics-port listens: an address of this machine.")

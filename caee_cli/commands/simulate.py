@@ -44,18 +44,22 @@ def command(
         typer.Option("--tier", metavar="TIER", help="Where experts wait: host, disk or device; repeatable."),
     ] = None,
     devices: Annotated[
-        int | None, typer.Option("--devices", min=1, help="Default: as many as were calibrated, else 8.")
+        int | None, typer.Option("--devices", metavar="N", min=1, help="Default: as many as were calibrated, else 8.")
     ] = None,
     batch_size: Annotated[
         str | None,
         typer.Option("--batch-size", metavar="B|recorded", help="Default: recorded where there are step ids, else 8."),
     ] = None,
-    warmup_steps: Annotated[int, typer.Option("--warmup-steps", min=0, help="Steps that count in no figure.")] = 0,
+    warmup_steps: Annotated[
+        int, typer.Option("--warmup-steps", metavar="N", min=0, help="Steps that count in no figure.")
+    ] = 0,
     steps: Annotated[
-        int | None, typer.Option("--steps", min=1, help="How many count at most, after the warm-up. Default: all.")
+        int | None,
+        typer.Option("--steps", metavar="N", min=1, help="How many count at most, after the warm-up. Default: all."),
     ] = None,
     layers: Annotated[
-        int | None, typer.Option("--layers", min=1, help="Replay the first so many MoE layers. Default: all.")
+        int | None,
+        typer.Option("--layers", metavar="N", min=1, help="Replay the first so many MoE layers. Default: all."),
     ] = None,
     seconds_per_expert: Annotated[
         str | None,
@@ -89,7 +93,7 @@ def command(
         float, typer.Option("--dense-seconds", parser=seconds_option, metavar="S", help="Everything else of a step.")
     ] = 0.0,
     num_experts: Annotated[
-        int | None, typer.Option("--num-experts", min=1, help="Where the file does not say.")
+        int | None, typer.Option("--num-experts", metavar="N", min=1, help="Where the file does not say.")
     ] = None,
     load_profile: Annotated[
         Path | None, typer.Option("--load-profile", help="Loads for balanced placements. Default: the warm-up steps'.")

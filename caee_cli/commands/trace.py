@@ -28,9 +28,16 @@ app = typer.Typer(no_args_is_help=True, help="Routing traces: record, import, lo
 
 NumExpertsOption = Annotated[
     int | None,
-    typer.Option("--num-experts", min=1, help="Experts of a layer, where the file does not say; else the highest id."),
+    typer.Option(
+        "--num-experts",
+        metavar="N",
+        min=1,
+        help="Experts of a layer, where the file does not say; else the highest id.",
+    ),
 ]
-TopKOption = Annotated[int | None, typer.Option("--top-k", min=1, help="Experts per token; needed by counts only.")]
+TopKOption = Annotated[
+    int | None, typer.Option("--top-k", metavar="N", min=1, help="Experts per token; needed by counts only.")
+]
 FormatOption = Annotated[
     str | None, typer.Option("--format", metavar="NAME", help="Format of the file; else told from its content.")
 ]
@@ -148,7 +155,8 @@ def import_(
 def show(
     file: TraceArgument,
     devices: Annotated[
-        int | None, typer.Option("--devices", min=1, help="Devices of the balance figures [default: 8, or fewer].")
+        int | None,
+        typer.Option("--devices", metavar="N", min=1, help="Devices of the balance figures [default: 8, or fewer]."),
     ] = None,
     format_name: FormatOption = None,
     num_experts: NumExpertsOption = None,
@@ -190,14 +198,24 @@ def synth(
     profile: Annotated[
         Path | None, typer.Option("--profile", metavar="FILE", help="Whose expert loads to have [default: TRACE's].")
     ] = None,
-    sequences: Annotated[int | None, typer.Option("--sequences", min=1, help="Default: as in TRACE.")] = None,
+    sequences: Annotated[
+        int | None, typer.Option("--sequences", metavar="N", min=1, help="Default: as in TRACE.")
+    ] = None,
     tokens: Annotated[
         int | None,
-        typer.Option("--tokens", min=1, help="Decode tokens of all sequences together. Default: as in TRACE."),
+        typer.Option(
+            "--tokens", metavar="N", min=1, help="Decode tokens of all sequences together. Default: as in TRACE."
+        ),
     ] = None,
-    num_experts: Annotated[int | None, typer.Option("--num-experts", min=1, help="Default: as in the profile.")] = None,
-    top_k: Annotated[int | None, typer.Option("--top-k", min=1, help="Default: as in the profile.")] = None,
-    layers: Annotated[int | None, typer.Option("--layers", min=1, help="Default: as in the profile.")] = None,
+    num_experts: Annotated[
+        int | None, typer.Option("--num-experts", metavar="N", min=1, help="Default: as in the profile.")
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option("--top-k", metavar="N", min=1, help="Default: as in the profile.")
+    ] = None,
+    layers: Annotated[
+        int | None, typer.Option("--layers", metavar="N", min=1, help="Default: as in the profile.")
+    ] = None,
     model: Annotated[str | None, typer.Option("--model", help="Name of the model to write down.")] = None,
     seed: SeedOption = 0,
     force: ForceOption = False,
