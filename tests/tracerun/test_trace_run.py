@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ from runtime.simulate.placement import make_placement
 from runtime.simulate.records import PassFigures, PassSpec, SimulatedMachine
 from runtime.simulate.run import simulate
 from runtime.trace.layers import FirstLayers
-from runtime.tracerun import sources
+from runtime.tracerun import session, sources
 from runtime.tracerun.content import ExpertContent
 from runtime.tracerun.kernel import ExpertWeights, slot_bytes, stored_dtype
 from runtime.tracerun.options import TraceRunOptions
@@ -142,6 +144,24 @@ def test_every_pass_of_two_ranks_fetches_as_simulated(make_source: Any, make_opt
             assert record.ttft_seconds is None
     assert report.checked_experts == 4
     assert len(report.devices) == 2
+
+
+def without_room_on_rank_1(options: TraceRunOptions) -> TraceRunReport:
+    """The rank's program, where the second rank cannot write its stand-ins."""
+
+    def full(*_: object, **__: object) -> None:
+        raise RunError("the disk is full")
+
+    if os.environ["RANK"] == "1":
+        session.ScratchSource = full  # type: ignore[assignment, misc]  # in a process of its own
+    return run_trace_rank(options)
+
+
+def test_all_ranks_end_with_the_reason_of_the_one_that_cannot_begin(make_options: Options) -> None:
+    start = time.monotonic()
+    with pytest.raises(RunError, match="the disk is full"):
+        launch(without_room_on_rank_1, make_options(devices="cpu:2"), processes=2)
+    assert time.monotonic() - start < 60
 
 
 @pytest.mark.parametrize("tier", ["disk", "host"])
