@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from caee_cli.signalling import SignalRequest, serving_signals
-from probes.errors import Interrupted
+from probes.errors import Interrupted, UsageError
 from probes.text import plural
 
 if TYPE_CHECKING:
@@ -189,6 +189,8 @@ def _tasks(request: RunRequest) -> TaskOptions | None:
     from runtime.tasks.files import TaskOptions, read_task_files, require_harness
 
     if not request.lm_eval:
+        if request.lm_eval_limit is not None or request.lm_eval_shape != "decode":
+            raise UsageError("--lm-eval-limit and --lm-eval-shape belong to --lm-eval", hint="name a task file with it")
         return None
     require_harness()
     return TaskOptions(files=read_task_files(request.lm_eval), shape=request.lm_eval_shape, limit=request.lm_eval_limit)

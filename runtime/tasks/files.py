@@ -7,6 +7,7 @@ means. A task file comes from outside, so only what is listed here is let throug
 from __future__ import annotations
 
 import importlib.util
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +28,9 @@ BUILDERS: Mapping[str, tuple[str, ...]] = {
     "text": (".txt",),
 }
 """What reads a data set, and how the names of its files end."""
+
+PLAIN_TYPES = frozenset(("Value", "ClassLabel", "List", "LargeList", "Sequence"))
+"""What a column may be said to be, in the words of the library that reads it."""
 
 LARGEST_FILE = 1 << 20
 
@@ -89,7 +93,8 @@ def require_harness() -> None:
     """Raise ``UsageError`` where lm-evaluation-harness is not installed."""
     if importlib.util.find_spec("lm_eval") is None:
         raise UsageError(
-            "--lm-eval needs lm-evaluation-harness, which is not installed", hint="pip install 'caee[lm-eval]'"
+            "--lm-eval needs lm-evaluation-harness, which is not installed",
+            hint="in a clone of caee: pip install '.[lm-eval]'",
         )
 
 
@@ -136,7 +141,16 @@ def _task(path: Path, folder: Path) -> TaskFile:
 
 
 class _PlainLoader(yaml.SafeLoader):
-    """Plain values only, and a clear word about the harness's own tag."""
+    """Plain values only, each written out, and a clear word about the harness's own tag."""
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        # A few lines of aliases of aliases make more values than any memory holds.
+        if self.check_event(yaml.AliasEvent):
+            event = self.peek_event()  # type: ignore[no-untyped-call]  # its stub has no types
+            raise yaml.composer.ComposerError(
+                problem=f"alias *{event.anchor} is not followed; write the value out", problem_mark=event.start_mark
+            )
+        return super().compose_node(parent, index)
 
 
 def _refuse_function(loader: _PlainLoader, node: yaml.Node) -> NoReturn:
@@ -212,7 +226,28 @@ def _data_file(path: Path, name: Any, endings: tuple[str, ...]) -> str:
     file = path.parent / Path(name).expanduser()
     if file.suffix not in endings or not file.is_file():
         _refuse(path, f"there is no file {file} that ends in {' or '.join(endings)}", "paths start at the task file")
+    if file.suffix == ".parquet":
+        _check_columns(path, file)
     return str(file.resolve())
+
+
+def _check_columns(path: Path, file: Path) -> None:
+    """A Parquet file may say that a column holds pictures or sounds, which would be fetched from where they say."""
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        described = json.loads((parquet.read_schema(file).metadata or {}).get(b"huggingface", b"{}"))
+    except (pa.ArrowException, OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path}: cannot read {file}: {first_line(error)}", hint="give a Parquet file") from error
+    if strange := _types_in(described) - PLAIN_TYPES:
+        _refuse(path, f"{file} has columns of type {', '.join(sorted(strange))}", "keep numbers and texts alone")
+
+
+def _types_in(described: Any) -> set[str]:
+    parts = described.values() if isinstance(described, dict) else described if isinstance(described, list) else ()
+    own = {str(described["_type"])} if isinstance(described, dict) and "_type" in described else set()
+    return own.union(*map(_types_in, parts))
 
 
 def _check_metrics(path: Path, metrics: Any) -> None:

@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from pyarrow import parquet
 
 from caee_cli.main import run_app
 from probes.errors import InputError, UsageError
@@ -141,6 +143,8 @@ def test_no_field_is_let_through_that_is_not_listed(
         ("task: one\nmetric_list:\n- metric: !function side.effect", "line 3: !function side.effect names Python code"),
         ("task: !!python/object/apply:os.system [exit]", "python/object/apply"),
         ("task: !unknown one", "unknown"),
+        ("metadata: &a [b, b]\ntask: *a", "line 2: alias *a is not followed"),
+        ("metadata: &a [*a]", "alias *a is not followed"),
         ("- a\n- b", "no mapping"),
         ("", "no mapping"),
         ("task: [", "line 1"),
@@ -159,6 +163,27 @@ def test_a_file_that_is_no_plain_yaml_is_refused_and_runs_nothing(tmp_path: Path
     with pytest.raises(InputError) as raised:
         read_task_files([path])
     assert words in raised.value.message
+
+
+def parquet_file(path: Path, **described: Any) -> None:
+    """One column, and what the library that reads it is told of it."""
+    column = pa.table({"context": ["http://localhost/picture.png"]})
+    metadata = {"huggingface": json.dumps({"info": {"features": {"context": described}}})} if described else None
+    parquet.write_table(column.replace_schema_metadata(metadata), path)
+
+
+def test_columns_of_a_parquet_file_are_numbers_and_texts(tmp_path: Path) -> None:
+    changes = {"dataset_path": "parquet", "dataset_kwargs": {"data_files": "data.parquet"}}
+    for described in ({}, {"_type": "Value"}, {"feature": {"_type": "Value"}, "_type": "List"}):
+        parquet_file(tmp_path / "data.parquet", **described)
+        assert len(read_task_files([write(tmp_path, **changes)])) == 1
+    for described in ({"_type": "Image"}, {"feature": {"a": {"_type": "Audio"}}, "_type": "List"}):
+        parquet_file(tmp_path / "data.parquet", **described)
+        with pytest.raises(InputError, match=r"columns of type (Image|Audio)"):
+            read_task_files([write(tmp_path, **changes)])
+    (tmp_path / "data.parquet").write_bytes(b"PAR1 and nothing more")
+    with pytest.raises(InputError, match="cannot read"):
+        read_task_files([write(tmp_path, **changes)])
 
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
@@ -204,7 +229,13 @@ def test_the_command_says_what_to_install(
     errors = capsys.readouterr().err
     assert code == 2
     assert "lm-evaluation-harness, which is not installed" in errors
-    assert "pip install 'caee[lm-eval]'" in errors
+    assert "pip install '.[lm-eval]'" in errors
+
+
+def test_options_of_tasks_without_tasks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for option in (["--lm-eval-limit", "3"], ["--lm-eval-shape", "prefill"]):
+        assert run_app(["run", *option, "--store", str(tmp_path / "store.db")]) == 2
+        assert "belong to --lm-eval" in capsys.readouterr().err
 
 
 def test_the_package_is_imported_only_where_it_is_used() -> None:

@@ -22,7 +22,7 @@ from runtime.tasks.harness import load_tasks
 from runtime.tasks.model import LockstepLM
 from store.session import open_store
 
-lm_eval = pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed: pip install 'caee[lm-eval]'")
+lm_eval = pytest.importorskip("lm_eval", reason="lm-evaluation-harness is not installed: pip install '.[lm-eval]'")
 
 Checkpoint = Callable[..., Path]
 Caee = Callable[..., tuple[int, Any, str]]
