@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -157,7 +158,11 @@ def without_room_on_rank_1(options: TraceRunOptions) -> TraceRunReport:
     return run_trace_rank(options)
 
 
-def test_all_ranks_end_with_the_reason_of_the_one_that_cannot_begin(make_options: Options) -> None:
+def test_all_ranks_end_with_the_reason_of_the_one_that_cannot_begin(
+    make_options: Options, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Behind the packages under test, so that ranks find this module.
+    monkeypatch.setattr(sys, "path", [*sys.path, str(Path(__file__).parents[2])])
     start = time.monotonic()
     with pytest.raises(RunError, match="the disk is full"):
         launch(without_room_on_rank_1, make_options(devices="cpu:2"), processes=2)
