@@ -181,6 +181,13 @@ class CacheBook:
         """[N] which experts of ``layer`` are in the cache now (a copy)."""
         return self._slot_of[layer * self._experts : (layer + 1) * self._experts] >= 0
 
+    def rate(self, layer: int) -> Floats:
+        """[N] the share of steps in which each expert of ``layer`` was used here; of late, if counts decay."""
+        count = self._count[layer * self._experts : (layer + 1) * self._experts]
+        if self.spec.decay != 1.0:
+            return (1.0 - self.spec.decay) * count
+        return count / (self._moment // self._layers + 1)
+
     def slot_of(self, layer: int, expert: int) -> int | None:
         """The slot that holds the expert, None if it is not resident."""
         slot = int(self._slot_of[layer * self._experts + expert])

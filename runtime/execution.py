@@ -212,7 +212,7 @@ class ExpertExecution:
         And what all ranks dispatch."""
         tokens = self._tokens(layer, context, own_TK, top_k_index, top_k_weights)
         self.observer.see(layer, tokens)
-        machine = self._machine(layer)
+        machine = self._machine(layer, context.policy)
         # Bad scores never stop a live run: the layer falls back to the router's own choice, and is counted.
         sound = bool(np.isfinite(tokens.gates_TK[context.real_T]).all())
         # The brake watches a policy, not the router itself, and no pass beside the caches.
@@ -300,14 +300,18 @@ class ExpertExecution:
             token_mask_T=context.real_T,
         )
 
-    def _machine(self, layer: int) -> Machine:
+    def _machine(self, layer: int, policy: Policy) -> Machine:
         layout = self.layout
+        rate_N = None
+        if layout.offloading and policy.spec.parameters.get("reuse"):
+            rate_N = sum((book.rate(layer) for book in self.books), np.zeros(self.num_experts))
         return Machine(
             placement_NR=layout.placement_N[:, None],
             cost_NR=layout.cost_N[:, None],
             resident_NR=self._resident(layer)[:, None] if layout.offloading else None,
             devices=layout.devices,
             groups=layout.groups,
+            rate_N=rate_N,
         )
 
     def _resident(self, layer: int) -> Bools:

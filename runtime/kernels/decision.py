@@ -307,3 +307,5 @@ def _check_policy(spec: PolicySpec) -> None:
         raise UsageError(f"policy {spec.name} has no GPU kernel", hint=f"there are kernels for {', '.join(POLICIES)}")
     if spec.name == "budget" and "price" not in spec.parameters:
         raise UsageError("policy budget needs a price on the GPU", hint="write for example budget:price=4")
+    if spec.parameters.get("reuse"):
+        raise UsageError("policy budget has no reuse on the GPU", hint="leave reuse away")

@@ -27,6 +27,7 @@ KEYS = (
     "cost",
     "resident",
     "link_groups",
+    "rate",
     "policy",
 )
 # What each of them holds: said where it holds something else.
@@ -39,6 +40,7 @@ _FORMS = {
     "placement": "for each expert its device, numbered from 0",
     "cost": "for each expert the seconds to move it, at least 0",
     "resident": "true or false for each expert",
+    "rate": "for each expert the share of recent steps that used it, from 0 to 1",
     "link_groups": 'a list such as [{"devices": [0, 1], "factor": 1}], with 0 < factor ≤ 1',
     "policy": 'such as "caee:theta=0.8" or {"name": "caee", "theta": 0.8}; docs/policies.md lists all',
 }
@@ -151,8 +153,11 @@ def _machine(case: Mapping[str, Any]) -> Machine:
     if "resident" in case:
         values = _list("resident", case["resident"], num_experts)
         resident = [_truth("resident", row, value) for row, value in enumerate(values)]
+    rate = None
+    if "rate" in case:
+        rate = [_number("rate", row, value) for row, value in enumerate(_list("rate", case["rate"], num_experts))]
     groups = [_group(row, group) for row, group in enumerate(_list("link_groups", case.get("link_groups", [])))]
-    return make_machine(placement=placement, cost_seconds=cost, resident=resident, link_groups=groups)
+    return make_machine(placement=placement, cost_seconds=cost, resident=resident, link_groups=groups, rate=rate)
 
 
 def _group(row: int, group: object) -> tuple[list[int], float]:
@@ -223,7 +228,7 @@ def _list(field: str, value: object, length: int | None = None) -> list[Any]:
     if length is not None and len(value) != length:
         raise CaseError(
             f"{field}: {len(value)} entries where {length} were expected",
-            hint="scores are tokens × experts, topk_ids tokens × top_k, placement, cost and resident experts long",
+            hint="scores are tokens × experts, topk_ids tokens × top_k, the others experts long",
         )
     return value
 

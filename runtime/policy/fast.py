@@ -10,7 +10,7 @@ import numpy as np
 from runtime.policy import kernels, slot_kernels
 from runtime.policy.controller import PriceController
 from runtime.policy.loads import Layer
-from runtime.policy.shares import threshold
+from runtime.policy.shares import threshold, worth
 from runtime.policy.slots import selection
 from runtime.policy.types import (
     SHARE_UNIT,
@@ -179,6 +179,7 @@ class Budget(_Compensated):
     def __init__(self, spec: PolicySpec) -> None:
         super().__init__(spec)
         epsilon = spec.parameters.get("epsilon")
+        self._reuse = float(spec.parameters.get("reuse", 0.0))
         self._controller = None if epsilon is None else PriceController(float(epsilon))
 
     @property
@@ -195,8 +196,8 @@ class Budget(_Compensated):
 
     def _keep(self, summary: Summary, layer: Layer, load_D: Ints) -> tuple[Bools, Bools | None, int | None]:
         kept_N = np.empty_like(summary.active_N)
-        removed = kernels.decide_budget(
-            summary.importance_N,
+        kernels.decide_budget(
+            worth(summary.importance_N, layer.rate_N, self._reuse),
             summary.mandatory_N,
             summary.active_N,
             layer.resident_N,
@@ -211,6 +212,7 @@ class Budget(_Compensated):
             kept_N,
         )
         if self._controller is not None and summary.tokens:
+            removed = int(summary.importance_N[summary.active_N & ~kept_N].sum())
             self._controller.observe(removed / SHARE_UNIT, summary.tokens)
         return kept_N, None, None
 
@@ -269,5 +271,10 @@ def cheapest_replicas(machine: Machine) -> Layer:
     resident_NR = np.empty((num_experts, 0), dtype=np.bool_) if machine.resident_NR is None else machine.resident_NR
     kernels.cheapest_replicas(machine.placement_NR, machine.cost_NR, resident_NR, device_N, paid_N, resident_N)
     return Layer(
-        device_N=device_N, paid_N=paid_N, resident_N=resident_N, devices=machine.devices, groups=machine.groups
+        device_N=device_N,
+        paid_N=paid_N,
+        resident_N=resident_N,
+        devices=machine.devices,
+        groups=machine.groups,
+        rate_N=machine.rate_N,
     )

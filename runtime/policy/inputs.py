@@ -85,10 +85,12 @@ def make_machine(
     resident: npt.ArrayLike | None = None,
     link_groups: Sequence[tuple[Sequence[int], float]] = (),
     devices: int | None = None,
+    rate: npt.ArrayLike | None = None,
 ) -> Machine:
     """A machine from costs in seconds: [N], or [N, R] with replicas (device −1: no such replica). Raises ``CaseError``.
 
-    ``devices``: how many there are, where some hold no expert; ``link_groups``: pairs of devices and factor.
+    ``devices``: how many there are, where some hold no expert; ``link_groups``: pairs of devices and factor; ``rate``:
+    [N], from 0 to 1.
     """
     placement_NR = _with_replicas(np.ascontiguousarray(placement, dtype=np.int64))
     cost_NR = _with_replicas(np.ascontiguousarray(cost_seconds, dtype=np.float64))
@@ -105,12 +107,19 @@ def make_machine(
     if resident is not None:
         resident_NR = _with_replicas(np.ascontiguousarray(resident, dtype=np.bool_))
         _check_shape("resident", resident_NR, placement_NR.shape)
+    rate_N = None
+    if rate is not None:
+        rate_N = np.ascontiguousarray(rate, dtype=np.float64)
+        _check_shape("rate", rate_N, (len(placement_NR),))
+        for row in np.flatnonzero(~((rate_N >= 0) & (rate_N <= 1)))[:1]:
+            raise CaseError(f"rate, row {row}: {_number(rate_N[row])} is not between 0 and 1")
     return Machine(
         placement_NR=placement_NR,
         cost_NR=picoseconds(cost_NR),
         resident_NR=resident_NR,
         devices=count,
         groups=make_groups(link_groups, count),
+        rate_N=rate_N,
     )
 
 

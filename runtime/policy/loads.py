@@ -11,14 +11,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runtime.policy.types import GROUP_UNIT, Bools, Ints, LinkGroups, Machine
+from runtime.policy.types import GROUP_UNIT, Bools, Floats, Ints, LinkGroups, Machine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
     """A machine with one replica chosen for each expert.
 
-    ``paid_N``: R·c, 0 where the expert is resident. ``resident_N``: all False in on-device inference.
+    ``paid_N``: R·c, 0 where the expert is resident. ``resident_N``: all False in on-device inference. ``rate_N``: as
+    in ``Machine``.
     """
 
     device_N: Ints
@@ -26,6 +27,7 @@ class Layer:
     resident_N: Bools
     devices: int
     groups: LinkGroups
+    rate_N: Floats | None = None
 
     def loads(self, experts: Iterable[int]) -> list[int]:
         """``load_d`` [D] of a set of experts."""
@@ -63,5 +65,10 @@ def cheapest_replicas(machine: Machine) -> Layer:
         paid_N[expert], absent, device_N[expert] = min(offers)
         resident_N[expert] = not absent
     return Layer(
-        device_N=device_N, paid_N=paid_N, resident_N=resident_N, devices=machine.devices, groups=machine.groups
+        device_N=device_N,
+        paid_N=paid_N,
+        resident_N=resident_N,
+        devices=machine.devices,
+        groups=machine.groups,
+        rate_N=machine.rate_N,
     )

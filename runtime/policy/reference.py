@@ -7,6 +7,7 @@ paper's policy, its ablation without the cost model, and ``budget``; the other b
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 
 import numpy as np
@@ -14,7 +15,7 @@ import numpy as np
 from probes.errors import CaseError
 from runtime.policy.controller import PriceController
 from runtime.policy.loads import Layer, cheapest_replicas, f_of_loads
-from runtime.policy.shares import best_first, chosen_slots, prefix, real_rows, shares, threshold
+from runtime.policy.shares import best_first, chosen_slots, prefix, real_rows, shares, threshold, worth
 from runtime.policy.slots import compensate, routed
 from runtime.policy.types import SHARE_UNIT, Bools, Decision, Ints, Machine, PolicySpec, Routed, Summary, Tokens
 
@@ -153,6 +154,7 @@ class Caee(Importance):
 class Budget(SetPolicy):
     """Minimise F(kept)/c̄ + λ·Σ_{pruned} I(e) over levels of cost; λ is fixed (``price``) or steered (``epsilon``).
 
+    ``reuse`` adds to I(e) what later uses are worth (``runtime.policy.shares.worth``).
     Exactly optimal among the sets that hold every token's best expert when costs are equal and no link is shared.
     """
 
@@ -173,7 +175,8 @@ class Budget(SetPolicy):
         return union_of_best(tokens, q_TK, 1) | protected(self.spec, tokens, q_TK)
 
     def _keep(self, summary: Summary, layer: Layer, mandatory: set[int] | None) -> set[int]:
-        kept = self._cheapest(summary, layer)
+        worth_N = worth(summary.importance_N, layer.rate_N, float(self.spec.parameters.get("reuse", 0.0)))
+        kept = self._cheapest(dataclasses.replace(summary, importance_N=worth_N), layer)
         if self._controller is not None and summary.tokens:
             removed = sum(int(summary.importance_N[expert]) for expert in members(summary.active_N) - kept)
             self._controller.observe(removed / SHARE_UNIT, summary.tokens)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from runtime.policy.types import SHARE_UNIT, Ints, Tokens
+from runtime.policy.types import SHARE_UNIT, Floats, Ints, Tokens
 
 
 def real_rows(tokens: Tokens) -> Iterator[int]:
@@ -56,3 +56,10 @@ def prefix(tokens: Tokens, q_TK: Ints, row: int, least: int) -> list[int]:
         if total >= least:
             break
     return kept
+
+
+def worth(importance_N: Ints, rate_N: Floats | None, reuse: float) -> Ints:
+    """I(e) + round-half-even(``reuse`` · rate(e) · 2³⁰): what keeping an expert is worth, later uses included."""
+    if rate_N is None or reuse == 0:
+        return importance_N
+    return importance_N + np.rint(reuse * rate_N * SHARE_UNIT).astype(np.int64)

@@ -91,6 +91,9 @@ POLICIES: dict[str, PolicyInfo] = {
         keys={
             "epsilon": _Key(kind=float, range="between 0 and 1", holds=lambda value: 0 < value < 1, optional=True),
             "price": dataclasses.replace(_NOT_NEGATIVE, optional=True),
+            "reuse": _Key(
+                kind=float, range="between 0 and 1000", holds=lambda value: 0 <= value <= 1000, optional=True
+            ),
             "ceiling": _CEILING,
         },
     ),

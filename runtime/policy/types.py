@@ -92,7 +92,8 @@ class Machine:
     """Where the layer's experts are and what they cost now.
 
     ``placement_NR``: device of each replica, −1 where an expert has fewer. ``cost_NR``: picoseconds. ``resident_NR``:
-    in that device's cache, or None for on-device inference (every dispatched expert is paid for).
+    in that device's cache, or None for on-device inference (every dispatched expert is paid for). ``rate_N``: the share
+    of recent steps, 0 to 1, in which each expert was used, as its device's cache counts; None: not known.
     ``runtime.policy.inputs.make_machine`` builds one from seconds; ``dataclasses.replace`` gives it new residency.
     """
 
@@ -101,6 +102,7 @@ class Machine:
     resident_NR: Bools | None
     devices: int
     groups: LinkGroups = NO_GROUPS
+    rate_N: Floats | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -228,6 +228,14 @@ def _furthest(cache: Cache, device: int, moment: int, replicas: int) -> int:
 
 
 @inlined
+def rate(cache: Cache, copy: int, moment: int) -> float:
+    """``runtime.cache.CacheBook.rate`` of a copy, at layer-step ``moment`` (from 1)."""
+    if cache.decay != 1.0:
+        return float((1.0 - cache.decay) * cache.uses[copy])
+    return float(cache.uses[copy] / ((moment - 1) // cache.layers + 1))
+
+
+@inlined
 def demand(cache: Cache, copy: int) -> None:
     """The router chose the copy, whether or not it stays: what ``forecast`` counts."""
     if cache.kind == FORECAST:

@@ -48,6 +48,7 @@ def rule_of(policy: PolicySpec, *, top_k: int, has_scores: bool) -> Rule:
         ratio=float(given["beta"]) if policy.name == "skip" else 0.0,
         price=float(given.get("price", -1)),
         epsilon=float(given.get("epsilon", 0)),
+        reuse=float(given.get("reuse", 0)),
         fills=has_scores and policy.compensation == "active" and keeps in (keep.EXPANDED, keep.MARKED, keep.PRICED),
     )
 

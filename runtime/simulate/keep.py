@@ -5,10 +5,13 @@ The policies' own plain implementation is ``runtime.policy.reference``; both kee
 
 from __future__ import annotations
 
+import numpy as np
+
 from runtime.compile import compiled, inlined
 from runtime.policy import controller as pricing
 from runtime.policy.kernels import decide_budget, f_of, sort_by_importance
 from runtime.policy.types import SHARE_UNIT
+from runtime.simulate.caches import Cache, rate
 from runtime.simulate.layerstep import Floats, LayerStep, Layout, Rule, clear
 from runtime.simulate.prepare import Prepared
 
@@ -24,6 +27,7 @@ _observe = compiled(pricing.observe)
 def keep_experts(
     block: Prepared,
     layout: Layout,
+    cache: Cache,
     rule: Rule,
     controller: Floats,
     now: LayerStep,
@@ -51,11 +55,14 @@ def keep_experts(
     if rule.keeps == EXPANDED:
         _expand(block, layout, now, first, last)
     elif rule.keeps == PRICED:
-        _keep_worthwhile(block, layout, rule, controller, now, first, last, tokens)
+        _keep_worthwhile(block, layout, cache, rule, controller, now, moment, first, last)
     removed = 0
     for at in range(last - first):
         if not now.kept[at]:
             removed += block.importance[first + at]
+    if rule.keeps == PRICED and rule.price < 0 and tokens:
+        observed = _observe(*state_of(controller), rule.epsilon, removed / SHARE_UNIT, tokens)
+        controller[0], controller[1], controller[2], controller[3] = observed
     return removed, _rerouted(block, now, moment, first, last, place, tokens) if rule.fills else 0
 
 
@@ -139,14 +146,24 @@ def _expand(block: Prepared, layout: Layout, now: LayerStep, first: int, last: i
 
 @inlined
 def _keep_worthwhile(
-    block: Prepared, layout: Layout, rule: Rule, controller: Floats, now: LayerStep, first: int, last: int, tokens: int
+    block: Prepared,
+    layout: Layout,
+    cache: Cache,
+    rule: Rule,
+    controller: Floats,
+    now: LayerStep,
+    moment: int,
+    first: int,
+    last: int,
 ) -> None:
     """``budget``, with its price from the state of ``runtime.policy.controller`` or fixed."""
-    level, account, search_gain, mean_tokens = controller[0], controller[1], controller[2], controller[3]
-    price = rule.price if rule.price >= 0 else _price(level, account, search_gain, mean_tokens)
+    price = rule.price if rule.price >= 0 else _price(*state_of(controller))
     actives = last - first
-    removed = decide_budget(
-        block.importance[first:last],
+    for at in range(actives):
+        later = rule.reuse * rate(cache, now.copy[at], moment) if rule.reuse > 0 else 0.0
+        now.worth[at] = block.importance[first + at] + np.int64(np.rint(later * SHARE_UNIT))
+    decide_budget(
+        now.worth[:actives],
         now.kept[:actives],
         now.active[:actives],
         now.resident[:actives],
@@ -162,9 +179,12 @@ def _keep_worthwhile(
     )
     for at in range(actives):
         now.kept[at] = now.chosen[at]
-    if rule.price < 0 and tokens:
-        observed = _observe(level, account, search_gain, mean_tokens, rule.epsilon, removed / SHARE_UNIT, tokens)
-        controller[0], controller[1], controller[2], controller[3] = observed
+
+
+@inlined
+def state_of(controller: Floats) -> tuple[float, float, float, float]:
+    """The state of ``runtime.policy.controller``."""
+    return controller[0], controller[1], controller[2], controller[3]
 
 
 @inlined

@@ -50,7 +50,7 @@ def run_block(
                 cache.next_use[layer * layout.experts + block.active[active]] = next_use[active]
             choose_copies(block, layout, cache, now, layer, first, last)
             removed, rerouted = keep_experts(
-                block, layout, rule, totals.controller, now, moment, first, last, place, tokens
+                block, layout, cache, rule, totals.controller, now, moment, first, last, place, tokens
             )
             dispatch(layout, cache, now, moment, last - first)
             if cache.prefetch:

@@ -20,8 +20,8 @@ class Rule(NamedTuple):
 
     A token marks its ``best`` first slots, and further ones while the shares before them sum to less than ``least``.
     ``score``: every expert of at least this importance is marked (below 0: not used). ``ratio``: a token's slot stays
-    from this share of its best one's on. ``price`` below 0: steered towards ``epsilon``. ``fills``: lost slots go to
-    other kept experts.
+    from this share of its best one's on. ``price`` below 0: steered towards ``epsilon``. ``reuse``: what an expert's
+    rate adds to its importance. ``fills``: lost slots go to other kept experts.
     """
 
     keeps: int
@@ -31,6 +31,7 @@ class Rule(NamedTuple):
     ratio: float
     price: float
     epsilon: float
+    reuse: float
     fills: bool
 
 
@@ -70,8 +71,8 @@ class Totals(NamedTuple):
 class LayerStep(NamedTuple):
     """Scratch for one layer-step, by place in its list of active experts: the ``copy`` that would be used, its
     ``device``, whether it is ``resident`` and what is ``paid`` for moving it there, and whether it is ``kept``.
-    ``marked``: by expert, the moment at which it was last marked. ``order``, ``chosen``, ``active`` (all True): for
-    policies. The rest by device."""
+    ``marked``: by expert, the moment at which it was last marked. ``order``, ``worth``, ``chosen``, ``active`` (all
+    True): for policies. The rest by device."""
 
     copy: Int64s
     device: Int64s
@@ -80,6 +81,7 @@ class LayerStep(NamedTuple):
     kept: Bools
     marked: Int64s
     order: Int64s
+    worth: Int64s
     chosen: Bools
     active: Bools
     load: Int64s
@@ -99,6 +101,7 @@ def new_layer_step(layout: Layout) -> LayerStep:
         kept=np.zeros(experts, np.bool_),
         marked=np.full(experts, -1, np.int64),
         order=np.zeros((3, experts), np.int64),
+        worth=np.zeros(experts, np.int64),
         chosen=np.zeros(experts, np.bool_),
         active=np.ones(experts, np.bool_),
         load=np.zeros(devices, np.int64),

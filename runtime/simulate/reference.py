@@ -110,6 +110,14 @@ class PolicyPass:
 
     def _machine_now(self, layer: int, tokens: Tokens) -> Machine:
         """The layer's machine with what is resident now, and of each expert the copy that would be used."""
+        machine = self._one_copy(layer, tokens)
+        if not self._books or not self._plan.policy.parameters.get("reuse"):
+            return machine
+        rate_DN = np.stack([book.rate(layer) for book in self._books])
+        device_N = machine.placement_NR[:, 0]
+        return dataclasses.replace(machine, rate_N=rate_DN[device_N, np.arange(len(device_N))])
+
+    def _one_copy(self, layer: int, tokens: Tokens) -> Machine:
         machine = self._machines[layer]
         resident_NR = None
         if self._books:

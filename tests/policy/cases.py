@@ -61,6 +61,7 @@ PARAMETERS: dict[str, Any] = {
     "budget": lambda rng: {
         "price": float(rng.choice([0, 0.3, 1, 2, 5, rng.uniform(0, 10)])),
         "ceiling": float(rng.uniform(0, 0.9)) if rng.random() < 0.2 else None,
+        "reuse": float(rng.choice([0, 0.2, rng.uniform(0, 3)])) if rng.random() < 0.4 else None,
     },
     "top-k": lambda rng: {"k0": int(rng.integers(1, 6))},
     "skip": lambda rng: {"beta": float(rng.choice([0, 1, rng.random()]))},
@@ -135,6 +136,8 @@ def _machine(rng: np.random.Generator, num_experts: int) -> dict[str, Any]:
     machine: dict[str, Any] = {"placement": placement.tolist(), "cost": cost.tolist()}
     if rng.random() < 0.7:
         machine["resident"] = [bool(cached) for cached in rng.random(num_experts) < rng.choice([0, 0.3, 0.7, 1])]
+    if rng.random() < 0.6:
+        machine["rate"] = (rng.integers(0, 5, size=num_experts) / 4 * rng.choice([1, rng.random()])).tolist()
     if rng.random() < 0.4:
         known = int(placement.max()) + 1
         machine["link_groups"] = [

@@ -141,6 +141,7 @@ def random_cases(count: int, seed: int) -> int:
         _, tokens, machine = read_inputs(case)
         tokens = some_rows(tokens, slice(0, index % 4))
         policy = cases.make_policy(rng, str(rng.choice(POLICIES)), offloading=machine.resident_NR is not None)
+        policy.pop("reuse", None)
         choose = case.get("topk_ids") is None
         assert_alike(policy_from_mapping(policy), tokens, machine, choose=choose, ranks=1 + (index % 10 == 0))
     return count

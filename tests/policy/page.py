@@ -22,6 +22,7 @@ def outcome(case: dict[str, Any]) -> dict[str, Any]:
     devices = range(max(device.values()) + 1)
     cached = {e for e in experts if "resident" in case and case["resident"][e]}
     picos = {e: round(case["cost"][e] * 1e12) for e in experts}
+    rate = case.get("rate", [0] * len(device))
     groups = [(set(g["devices"]), round(g["factor"] * 1024)) for g in case.get("link_groups", [])]
     mask = case.get("token_mask", [True] * len(case["scores"]))
     real = [t for t, counts in enumerate(mask) if counts]
@@ -96,7 +97,7 @@ def outcome(case: dict[str, Any]) -> dict[str, Any]:
             devices,
             picos,
             top | (cir_set(1 - policy["ceiling"]) if "ceiling" in policy else set()),
-            weight_of,
+            {e: weight_of[e] + round(policy.get("reuse", 0) * rate[e] * ONE) for e in experts},
             f_of,
             by,
         )
@@ -206,7 +207,7 @@ def budget(
     devices: Any,
     picos: Any,
     always: Any,
-    weight_of: Any,
+    worth_of: Any,
     f_of: Any,
     by: Any,
 ) -> set[int]:
@@ -214,7 +215,7 @@ def budget(
     if not paid:
         return set(active)
     rows = {
-        d: [e for e in by(weight_of, paid & always) + by(weight_of, paid - always) if device[e] == d] for d in devices
+        d: [e for e in by(worth_of, paid & always) + by(worth_of, paid - always) if device[e] == d] for d in devices
     }
     sums = [sum(picos[e] for e in row[:n]) for row in rows.values() for n in range(1, len(row) + 1)]
     levels = {f_of(always)} | {s for s in sums if s > f_of(always)}
@@ -224,6 +225,6 @@ def budget(
         kept = active & cached
         for row in rows.values():
             kept |= set(row[: max(n for n in range(len(row) + 1) if sum(picos[e] for e in row[:n]) <= level)])
-        removed = sum(weight_of[e] for e in active - kept)
+        removed = sum(worth_of[e] for e in active - kept)
         ranked.append(((f_of(kept) / mean if mean else 0.0) + policy["price"] * (removed / ONE), -level, kept))
     return min(ranked, key=lambda entry: entry[:2])[2]

@@ -29,6 +29,8 @@ SPECS = (
     "budget:price=1",
     "budget:price=4,reselect=all",
     "budget:epsilon=0.05,ceiling=0.3",
+    "budget:price=2,reuse=0.7",
+    "budget:epsilon=0.05,reuse=0.2",
     "top-k:k0=2",
     "skip:beta=0.6",
     "oea:k0=1",
@@ -124,7 +126,12 @@ def inputs(draw: st.DrawFn, edge: str) -> tuple[Tokens, Machine]:
     if edge == "weights only":
         chosen = dataclasses.replace(chosen, scores_TN=None)
     machine = make_machine(
-        placement=placement, cost_seconds=cost, resident=resident, link_groups=groups, devices=devices
+        placement=placement,
+        cost_seconds=cost,
+        resident=resident,
+        link_groups=groups,
+        devices=devices,
+        rate=rng.integers(0, 5, size=num_experts) / 4,
     )
     return chosen, machine
 

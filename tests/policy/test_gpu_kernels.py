@@ -139,7 +139,11 @@ def a_machine(*, experts: int = 64, devices: int = 4, groups: Any = ()) -> Machi
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("lynx:keep=3", "policy lynx has no GPU kernel"), ("budget:epsilon=0.01", "needs a price on the GPU")],
+    [
+        ("lynx:keep=3", "policy lynx has no GPU kernel"),
+        ("budget:epsilon=0.01", "needs a price on the GPU"),
+        ("budget:price=1,reuse=0.2", "no reuse on the GPU"),
+    ],
 )
 def test_refuses_a_policy_without_a_kernel(text: str, words: str) -> None:
     from runtime.kernels.decision import DeviceDecision

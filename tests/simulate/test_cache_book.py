@@ -149,3 +149,20 @@ def test_a_cache_is_read_as_it_is_written(text: str, expected: CacheSpec) -> Non
 def test_a_wrong_cache_is_refused(text: str) -> None:
     with pytest.raises(UsageError):
         parse_cache(text)
+
+
+@given(steps=STEPS, decay=st.sampled_from([1.0, 0.5, 0.97]))
+def test_a_rate_is_the_share_of_steps_that_used_an_expert(steps: list[list[set[int]]], decay: float) -> None:
+    book = CacheBook(CacheSpec(kind="lfu", decay=decay), 4, LAYERS, EXPERTS)
+    used_LN = np.zeros((LAYERS, EXPERTS))
+    for number, step in enumerate(steps):
+        book.start_step()
+        used_LN *= decay
+        for layer, experts in enumerate(step):
+            rate_N = book.rate(layer)
+            over = number + 1 if decay == 1 else 1 / (1 - decay)
+            assert np.allclose(rate_N, used_LN[layer] / over, rtol=1e-12)
+            assert (rate_N >= 0).all()
+            assert (rate_N <= 1).all()
+            book.dispatch(layer, sorted(experts))
+            used_LN[layer, sorted(experts)] += 1

@@ -31,6 +31,8 @@ POLICIES = [
     "budget:price=0",
     "budget:epsilon=0.02",
     "budget:price=0.2,ceiling=0.4",
+    "budget:price=0.7,reuse=0.5",
+    "budget:epsilon=0.02,reuse=0.2",
     "oea:k0=1",
     "oea:k0=2",
     "top-k:k0=2",
@@ -120,7 +122,9 @@ def test_experts_in_device_memory(
 
 
 @pytest.mark.parametrize("cache", [*CACHES, None])
-@pytest.mark.parametrize("policy", ["router", "caee:theta=0.6", "budget:price=0.5", "oea:k0=1"])
+@pytest.mark.parametrize(
+    "policy", ["router", "caee:theta=0.6", "budget:price=0.5", "budget:price=0.5,reuse=0.4", "oea:k0=1"]
+)
 def test_replicated_experts(
     policy: str, cache: str | None, make_trace: Any, make_machine: Any, make_pass: Any, in_memory: Any
 ) -> None:
