@@ -9,6 +9,7 @@ Figures leave out 50 warm-up steps.
 - *same cache*: ``budget`` at the removed importance of ``caee`` on this cache: its cut over that of ``caee``.
 - *against lfu*: ``budget`` at the removed importance of ``caee`` with ``lfu``: what it cuts with this cache over what
   ``caee`` cuts with ``lfu``, both counted from ``router`` with ``lfu``.
+- *reuse*: the same of ``budget`` with ``reuse`` = 0.2.
 - *fixed*: the same of ``budget`` at that fixed price which removes as much over the whole run: what its controller,
   which cannot know that price beforehand, is measured by. Of ``lfu``, plain, and aged and admitting.
 
@@ -58,6 +59,7 @@ CACHES = (
 THETAS = (0.8, 0.7)
 PRICES = (0.1, 1000.0)
 PRICE_STEPS = 14
+REUSE = ("", ",reuse=0.2")
 POLICIES = (
     "router",
     *(f"caee:theta={theta}" for theta in THETAS),
@@ -141,10 +143,11 @@ def grid(bench: Bench) -> dict[str, Any]:
     pairs = [(policy, cache) for cache in CACHES for policy in POLICIES]
     found = dict(zip(pairs, bench.run(pairs), strict=True))
     matched = [
-        (f"budget:epsilon={found[f'caee:theta={theta}', source].removed_importance:.9g}", cache)
+        (matching(found[f"caee:theta={theta}", source], reuse), cache)
         for cache in CACHES
         for theta in THETAS
         for source in (cache, "lfu")
+        for reuse in REUSE
     ]
     matched = list(dict.fromkeys(matched))
     found |= dict(zip(matched, bench.run(matched), strict=True))
@@ -158,11 +161,11 @@ def grid(bench: Bench) -> dict[str, Any]:
     def misses(policy: str, cache: str) -> float:
         return found[policy, cache].max_device_misses_per_step
 
-    def ratio(theta: float, cache: str, baseline: str) -> float:
+    def ratio(theta: float, cache: str, baseline: str, reuse: str = "") -> float:
         caee = f"caee:theta={theta}"
-        epsilon = found[caee, baseline].removed_importance
         before = misses("router", baseline)
-        return (before - misses(f"budget:epsilon={epsilon:.9g}", cache)) / (before - misses(caee, baseline))
+        budget = matching(found[caee, baseline], reuse)
+        return (before - misses(budget, cache)) / (before - misses(caee, baseline))
 
     def fixed_ratio(theta: float, cache: str, baseline: str) -> float | None:
         figures = fixed.get((theta, cache, baseline))
@@ -189,6 +192,8 @@ def grid(bench: Bench) -> dict[str, Any]:
                 "cache": cache,
                 "same_cache": ratio(theta, cache, cache),
                 "against_lfu": ratio(theta, cache, "lfu"),
+                "same_cache_reuse": ratio(theta, cache, cache, REUSE[1]),
+                "against_lfu_reuse": ratio(theta, cache, "lfu", REUSE[1]),
                 "same_cache_fixed": fixed_ratio(theta, cache, cache),
                 "against_lfu_fixed": fixed_ratio(theta, cache, "lfu"),
             }
@@ -196,6 +201,11 @@ def grid(bench: Bench) -> dict[str, Any]:
             for cache in CACHES
         ],
     }
+
+
+def matching(caee: PassFigures, reuse: str) -> str:
+    """``budget`` that removes as much as ``caee`` did."""
+    return f"budget:epsilon={caee.removed_importance:.9g}{reuse}"
 
 
 def at_fixed_price(bench: Bench, cache: str, removed: float) -> PassFigures:
@@ -224,10 +234,10 @@ def show(console: Console, machine: str, figures: dict[str, Any]) -> None:
         table.add_row(policy, *(f"{cell['cut']:.1%} {cell['removed_importance']:.4f}" for cell in row))
     console.print(table)
     ratios = Table(title="budget at the removed importance of caee, cut over its cut", title_justify="left")
-    for name in ("theta", "cache", "same cache", "against lfu", "same cache, fixed", "against lfu, fixed"):
-        ratios.add_column(name, justify="right")
+    columns = [f"{what}{how}" for how in ("", "_reuse", "_fixed") for what in ("same_cache", "against_lfu")]
+    for name in ("theta", "cache", *columns):
+        ratios.add_column(name.replace("_", " "), justify="right")
     for row in figures["ratios"]:
-        columns = ("same_cache", "against_lfu", "same_cache_fixed", "against_lfu_fixed")
         shown = ("–" if row[column] is None else f"{row[column]:.3f} ×" for column in columns)
         ratios.add_row(f"{row['theta']:g}", row["cache"], *shown)
     console.print(ratios)

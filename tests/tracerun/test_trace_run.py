@@ -114,6 +114,7 @@ def assert_same(measured: PassRecord, figures: PassFigures) -> None:
     [
         ("caee:theta=0.6", {}),
         ("budget:epsilon=0.2", {"layers": 2}),
+        ("budget:epsilon=0.2,reuse=0.5", {"cache": "lfu:decay=0.9,admit=1"}),
         ("caee:theta=0.5", {"tier": "host", "cache": "lru", "warmup_steps": 0}),
         ("importance:theta=0.5", {"cache": "forecast:decay=0.9,prefetch=1", "cache_experts": 11}),
         ("caee:rule=score,theta=0.6", {"tier": "device"}),
@@ -134,7 +135,7 @@ def test_fetches_are_those_of_the_simulator(
 
 
 def test_every_pass_of_two_ranks_fetches_as_simulated(make_source: Any, make_options: Options) -> None:
-    source, policy = make_source(), "budget:epsilon=0.2"
+    source, policy = make_source(), "budget:epsilon=0.2,reuse=0.5"
     options = make_options(source, policy=policy, devices="cpu:2", pairs=2, cache_experts=4, check_ranks=True)
     report: TraceRunReport = launch(run_trace_rank, options, processes=2)
     expected = simulated(source, options, 2, ["router", policy])
