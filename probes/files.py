@@ -18,27 +18,45 @@ def written_whole(path: Path, *, force: bool = False) -> Iterator[IO[bytes]]:
 
     An existing file is refused unless ``force``. Raises ``UsageError`` and ``InputError``.
     """
-    if path.is_dir():
-        raise UsageError(f"{path} is a folder", hint="give the name of a file")
-    if path.exists() and not force:
-        raise UsageError(f"{path} exists already", hint="choose another name, or add --force to replace it")
-    try:
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-    except OSError as error:
-        raise InputError(
-            f"cannot write in {path.parent}: {error.strerror}", hint="choose a folder that exists and is writable"
-        ) from error
+    handle, temporary = _temporary_beside(path, force=force)
     try:
         with os.fdopen(handle, "wb") as stream:
             yield stream
             stream.flush()
             os.fsync(stream.fileno())
-        Path(temporary).chmod(0o666 & ~_umask())
-        Path(temporary).replace(path)
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
-            Path(temporary).unlink()
+            temporary.unlink()
         raise
+
+
+def require_writable(path: Path, *, force: bool = False) -> None:
+    """Raise now what ``written_whole`` would raise when it begins; nothing is left behind.
+
+    For work that takes long before it writes.
+    """
+    handle, temporary = _temporary_beside(path, force=force)
+    os.close(handle)
+    temporary.unlink()
+
+
+def _temporary_beside(path: Path, *, force: bool) -> tuple[int, Path]:
+    """An open file in the folder of ``path``, which a file may be written to."""
+    try:
+        if path.is_dir():
+            raise UsageError(f"{path} is a folder", hint="give the name of a file")
+        if path.exists() and not path.is_file():
+            raise UsageError(f"{path} is a device or a pipe, not a file", hint="give the name of a file")
+        if path.exists() and not force:
+            raise UsageError(f"{path} exists already", hint="choose another name, or add --force to replace it")
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    except OSError as error:
+        raise InputError(
+            f"cannot write in {path.parent}: {error.strerror}", hint="choose a folder that exists and is writable"
+        ) from error
+    return handle, Path(temporary)
 
 
 def _umask() -> int:
