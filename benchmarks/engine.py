@@ -33,7 +33,7 @@ from checkpoints import Shape, open_session, write_checkpoint
 
 from probes.disk import DirectFile, aligned_buffer
 from probes.sampling import median_interval
-from runtime.experts.transfer import DiskSource, ExpertSource, HostSource, Request, Ticket, TransferEngine
+from runtime.experts.transfer import ExpertSource, HostSource, Request, Ticket, TransferEngine
 
 LAYERS, EXPERTS = 4, 16
 SMALL = Shape(layers=LAYERS, experts=EXPERTS, top_k=4, hidden=320, intermediate=320)
@@ -215,7 +215,7 @@ def compare_reads(folder: Path, tier: str, rounds: int) -> bool:
     index, wanted = session.index, [(number % LAYERS, number % EXPERTS) for number in range(READS)]
     with ExitStack() as stack:
         stack.callback(session.close)
-        source: ExpertSource = DiskSource(index)
+        source: ExpertSource = session._source()
         raw = raw_reads(session, wanted, stack)
         if tier == "host":
             source = HostSource(index, session.backend, sorted(set(wanted)))
@@ -264,7 +264,7 @@ def raw_copies(session: Any, source: ExpertSource, wanted: list[tuple[int, int]]
     unused = torch.empty(0, dtype=torch.uint8)
     for number, (layer, expert) in enumerate(wanted):
         parts: list[torch.Tensor] = []
-        source.deliver(layer, expert, unused, lambda _, data, parts=parts: parts.append(data))
+        source.deliver(layer, expert, unused, lambda _, data, start, parts=parts: parts.append(data))
         for part, place in zip(parts, places[number % 8].split([len(part) for part in parts]), strict=True):
             pairs.append((place, part))
 

@@ -25,6 +25,8 @@ from probes.records import LinkMode
 
 # Covers 512-byte and 4-KiB sectors alike, and is the page size that pinning works in.
 ALIGNMENT = 4096
+# Fewer pieces of memory for the disk to fill: reads of a megabyte are up to twice as fast into a huge page.
+_WORTH_A_HUGE_PAGE = 512 << 10
 # One read call moves at most 2 GiB minus a page on Linux.
 _MAX_READ_BYTES = 1 << 30
 # O_DIRECT opens on all of these, and is then ignored or served from memory.
@@ -49,7 +51,7 @@ def aligned_buffer(size_bytes: int, *, alignment: int = ALIGNMENT, pinned: bool 
             start = -memory.data_ptr() % alignment
             buffer = memory[start : start + size_bytes]
         else:
-            buffer = host_zeros(size_bytes, alignment=alignment)
+            buffer = host_zeros(size_bytes, alignment=alignment, huge_from=_WORTH_A_HUGE_PAGE)
     except (RuntimeError, MemoryError) as error:
         what = "page-locked host memory" if pinned else "host memory"
         why = str(error).partition("\n")[0] or "no room"

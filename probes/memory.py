@@ -14,15 +14,17 @@ import torch
 HUGE_PAGE_BYTES = 2 << 20
 
 
-def host_zeros(size_bytes: int, *, alignment: int, lead_bytes: int = 0) -> torch.Tensor:
+def host_zeros(
+    size_bytes: int, *, alignment: int, lead_bytes: int = 0, huge_from: int = HUGE_PAGE_BYTES
+) -> torch.Tensor:
     """Zeros, uint8 [size_bytes], that begin ``lead_bytes`` after a multiple of ``alignment``, a power of two.
 
-    Where they are large they begin so after a huge page, and lie on huge pages as far as the system has any. Pages are
-    given when they are first written. Raises ``MemoryError`` or ``RuntimeError`` where there is no room.
+    From ``huge_from`` bytes on they begin so after a huge page, and lie on huge pages as far as the system has any.
+    Pages are given when they are first written. Raises ``MemoryError`` or ``RuntimeError`` where there is no room.
     """
-    is_large = size_bytes >= HUGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE")
+    is_large = size_bytes >= huge_from and hasattr(mmap, "MADV_HUGEPAGE")
     step = max(alignment, HUGE_PAGE_BYTES) if is_large else alignment
-    room = size_bytes + lead_bytes + step
+    room = -(-(lead_bytes + size_bytes) // step) * step + step
     memory = torch.frombuffer(_mapped(room), dtype=torch.uint8) if is_large else torch.zeros(room, dtype=torch.uint8)
     start = -memory.data_ptr() % step + lead_bytes
     return memory[start : start + size_bytes]

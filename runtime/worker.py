@@ -26,7 +26,7 @@ from runtime.execution import ExpertExecution
 from runtime.experts.index import ExpertIndex, index_experts
 from runtime.experts.pool import SlotPool
 from runtime.experts.quantised import make_pool
-from runtime.experts.transfer import DiskSource, ExpertSource, HostSource, TransferEngine
+from runtime.experts.transfer import PART_BYTES, DiskSource, ExpertSource, HostSource, TransferEngine
 from runtime.layout import lay_out, most_experts
 from runtime.models.config import context_limit, read_config_file
 from runtime.models.load import LoadedModel, load_without_experts, resolve_dtype
@@ -289,7 +289,8 @@ class RankSession:
         if self.options.tier == "host":
             mine = [(layer, int(e)) for layer in range(len(self.index.reads)) for e in self.mine]
             return HostSource(self.index, self.backend, mine)
-        return DiskSource(self.index)
+        in_parts = self.device.type == "cpu" and self.pool.takes_parts(self.index)
+        return DiskSource(self.index, part_bytes=PART_BYTES if in_parts else None)
 
     def asked_policy(self) -> Policy:
         """The policy of the options, after a first pass."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 
 from probes.errors import CheckpointError
@@ -113,8 +114,15 @@ class SlotPool:
         """Of what ``piece`` fills."""
         return piece.shape
 
-    def write(self, slot: int, pieces: tuple[Piece, ...], data: torch.Tensor) -> None:
-        """Copy an expert's stored bytes (uint8, host, at its read's start) into ``slot`` on the current stream."""
+    def takes_parts(self, index: ExpertIndex) -> bool:
+        """Whether ``write`` takes a span of any expert of ``index`` in parts."""
+        return all(self._moves(read.pieces) is not None for layer in index.reads for expert in layer for read in expert)
+
+    def write(self, slot: int, pieces: tuple[Piece, ...], data: torch.Tensor, start: int = 0) -> None:
+        """Copy an expert's stored bytes into ``slot`` on the current stream.
+
+        ``data``: uint8 on the host, from ``start`` of its read on; all of the read, or a part where ``takes_parts``.
+        """
         moves = self._moves(pieces)
         if moves is None:
             for piece in pieces:
@@ -126,8 +134,12 @@ class SlotPool:
                 _as_bytes(self.parameters[move.parameter][slot]).narrow(0, move.offset, move.size_bytes)
                 for move in moves
             ]
+        stop = start + len(data)
         for move, target in zip(moves, targets, strict=True):
-            target.copy_(data.narrow(0, move.start, move.size_bytes), non_blocking=True)
+            first, last = max(move.start, start), min(move.start + move.size_bytes, stop)
+            if first < last:
+                part = target.narrow(0, first - move.start, last - first)
+                copy_bytes(part, data.narrow(0, first - start, last - first))
 
     def _moves(self, pieces: tuple[Piece, ...]) -> tuple[Move, ...] | None:
         """``pieces`` as copies of bytes, as few as there can be; None where they are stored in another type.
@@ -183,6 +195,15 @@ def _joined(moves: Iterable[Move]) -> list[Move]:
         else:
             joined.append(move)
     return joined
+
+
+def copy_bytes(target: torch.Tensor, data: torch.Tensor) -> None:
+    """Copy ``data`` (uint8, host) to ``target`` on the current stream."""
+    if target.device.type == "cpu":
+        # torch would start threads of its own under each of those that fetch, and have them spin beside the matmuls.
+        np.copyto(target.numpy(), data.numpy())
+    else:
+        target.copy_(data, non_blocking=True)
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:

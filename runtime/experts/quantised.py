@@ -94,8 +94,11 @@ class QuantisedPool(SlotPool):
             return values.shape[1] * MXFP4_GROUP, values.shape[0]
         return values.shape
 
-    def write(self, slot: int, pieces: tuple[Piece, ...], data: torch.Tensor) -> None:
-        """Copy an expert's stored bytes (uint8, host, at its read's start) into ``slot`` on the current stream."""
+    def takes_parts(self, index: ExpertIndex) -> bool:
+        return False
+
+    def write(self, slot: int, pieces: tuple[Piece, ...], data: torch.Tensor, start: int = 0) -> None:
+        """Copy all of an expert's stored bytes (uint8, host) into ``slot`` on the current stream."""
         for piece in pieces:
             stored = data[piece.start : piece.start + piece.size_bytes]
             self._stored[_key(piece)][slot].copy_(stored, non_blocking=True)

@@ -31,6 +31,9 @@ STAGING_BUFFERS = 4
 CPU_READERS = 2
 WORTH_A_THREAD = 512 << 10
 """Smaller experts are fetched before another thread would have begun."""
+PART_BYTES = 2 << 20
+"""A CPU reads large experts in parts of this size, over and over into the same huge page: what is copied from there is
+still in the processor's caches, and a disk has several requests at work at once."""
 SLAB_BYTES = (256 << 20) - ALIGNMENT
 """Experts that wait in host memory lie together in pieces of this size: with its alignment, a power of two."""
 SLAB_ALIGNMENT = 64
@@ -50,7 +53,8 @@ class Request:
     slot: int
 
 
-Deliver = Callable[[tuple[Piece, ...], torch.Tensor], None]
+Deliver = Callable[[tuple[Piece, ...], torch.Tensor, int], None]
+"""Pieces of a span, bytes of it, and where in the span these begin."""
 
 
 class ExpertSource(Protocol):
@@ -60,7 +64,8 @@ class ExpertSource(Protocol):
     reason: str | None
 
     def deliver(self, layer: int, expert: int, staging: torch.Tensor, deliver: Deliver) -> None:
-        """Hand each span of the expert's bytes to ``deliver``; ``staging`` may be used until this returns.
+        """Hand the expert's bytes to ``deliver``, span by span, in parts or whole; ``staging`` may be used until this
+        returns.
 
         Called from the engine's threads, of which each has staging buffers of its own. Raises a ``CaeeError`` where the
         bytes cannot be had.
@@ -74,8 +79,11 @@ class ExpertSource(Protocol):
 class DiskSource:
     """Experts read from the checkpoint's files at every fetch, past the page cache where that is possible."""
 
-    def __init__(self, index: ExpertIndex) -> None:
+    def __init__(self, index: ExpertIndex, *, part_bytes: int | None = None) -> None:
+        """``part_bytes``: at most so much is read at a time, and every part into the same memory, so that each must be
+        copied when ``deliver`` returns; None: whole spans, one beside the other."""
         self._reads = index.reads
+        self._part_bytes = part_bytes
         paths = {read.path for layer in index.reads for expert in layer for read in expert}
         self._files: dict[Path, DirectFile] = {path: DirectFile(path) for path in sorted(paths)}
         any_file = next(iter(self._files.values()))
@@ -83,23 +91,38 @@ class DiskSource:
         self.reason = any_file.reason
 
     def deliver(self, layer: int, expert: int, staging: torch.Tensor, deliver: Deliver) -> None:
-        start = 0
+        place = 0
         for read in self._reads[layer][expert]:
             file = self._files[read.path]
-            span = file.span_bytes(read.offset, read.size_bytes)
-            deliver(read.pieces, file.read_into(read.offset, read.size_bytes, staging[start : start + span]))
-            start += span
+            for start, size in parts_of(read.offset, read.size_bytes, self._part_bytes):
+                deliver(read.pieces, file.read_into(read.offset + start, size, staging[place:]), start)
+            if self._part_bytes is None:
+                place += file.span_bytes(read.offset, read.size_bytes)
 
     def staging_bytes(self) -> int:
-        return max(
+        whole = max(
             sum(self._files[read.path].span_bytes(read.offset, read.size_bytes) for read in expert)
             for layer in self._reads
             for expert in layer
         )
+        return whole if self._part_bytes is None else min(whole, self._part_bytes)
 
     def close(self) -> None:
         for file in self._files.values():
             file.close()
+
+
+def parts_of(offset: int, size_bytes: int, most: int | None) -> Iterator[tuple[int, int]]:
+    """(start, size) of the parts in which a span at ``offset`` of a file is read; ``most`` None: one part.
+
+    Each is within ``most`` bytes as a direct read rounds it; all but the first begin where such a read may begin.
+    """
+    start = 0
+    while start < size_bytes:
+        at = offset + start
+        stop = size_bytes if most is None else min(size_bytes, at // ALIGNMENT * ALIGNMENT + most - offset)
+        yield start, stop - start
+        start = stop
 
 
 class HostSource:
@@ -116,7 +139,7 @@ class HostSource:
             for layer, expert in mine:
                 kept: list[tuple[tuple[Piece, ...], torch.Tensor]] = []
 
-                def keep(pieces: tuple[Piece, ...], data: torch.Tensor, kept: list[object] = kept) -> None:  # type: ignore[assignment]  # binds the loop's list
+                def keep(pieces: tuple[Piece, ...], data: torch.Tensor, _: int, kept: list[object] = kept) -> None:  # type: ignore[assignment]  # binds the loop's list
                     kept.append((pieces, slabs.take(data.numel()).copy_(data)))
 
                 disk.deliver(layer, expert, staging, keep)
@@ -128,7 +151,7 @@ class HostSource:
 
     def deliver(self, layer: int, expert: int, staging: torch.Tensor, deliver: Deliver) -> None:
         for pieces, data in self._pieces[layer, expert]:
-            deliver(pieces, data)
+            deliver(pieces, data, 0)
 
     def staging_bytes(self) -> int:
         return 1

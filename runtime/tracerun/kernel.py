@@ -16,7 +16,7 @@ import torch
 
 from probes.limits import last_level_cache_bytes
 from runtime.experts.index import Piece
-from runtime.experts.pool import SlotPool
+from runtime.experts.pool import SlotPool, copy_bytes
 from runtime.experts.stock import StockKernel
 from runtime.models.config import MoeShape
 from runtime.policy.types import Ints
@@ -46,9 +46,9 @@ class BytePool(SlotPool):
     def stored(self) -> torch.Tensor:
         return self.parameters["stored"]
 
-    def write(self, slot: int, pieces: Iterable[Piece], data: torch.Tensor) -> None:
-        """Copy an expert's bytes into ``slot`` on the current stream; they are one piece."""
-        self.stored[slot].copy_(data, non_blocking=True)
+    def write(self, slot: int, pieces: Iterable[Piece], data: torch.Tensor, start: int = 0) -> None:
+        """Copy an expert's bytes, or those from ``start`` on, into ``slot`` on the current stream."""
+        copy_bytes(self.stored[slot].narrow(0, start, len(data)), data)
 
 
 class ExpertWeights:

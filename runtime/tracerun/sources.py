@@ -23,7 +23,7 @@ from probes.errors import RunError
 from probes.limits import memory_available_bytes
 from probes.records import LinkMode
 from probes.units import format_size
-from runtime.experts.transfer import Deliver
+from runtime.experts.transfer import Deliver, parts_of
 from runtime.policy.types import Ints
 from runtime.tracerun.content import ExpertContent
 
@@ -80,8 +80,18 @@ class ScratchSource:
     where the file cannot be written.
     """
 
-    def __init__(self, folder: Path, content: ExpertContent, units: Units, *, in_step: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        content: ExpertContent,
+        units: Units,
+        *,
+        in_step: Callable[[], None],
+        part_bytes: int | None = None,
+    ) -> None:
+        """``part_bytes`` as in ``DiskSource``."""
         self._units = units
+        self._part_bytes = part_bytes
         self._size = content.size_bytes
         self._stride = -(-content.size_bytes // ALIGNMENT) * ALIGNMENT
         name: str | None = None
@@ -118,10 +128,11 @@ class ScratchSource:
 
     def deliver(self, layer: int, expert: int, staging: torch.Tensor, deliver: Deliver) -> None:
         offset = self._units.of(layer, expert) * self._stride
-        deliver((), self._file.read_into(offset, self._size, staging))
+        for start, size in parts_of(offset, self._size, self._part_bytes):
+            deliver((), self._file.read_into(offset + start, size, staging), start)
 
     def staging_bytes(self) -> int:
-        return self._stride
+        return self._stride if self._part_bytes is None else min(self._stride, self._part_bytes)
 
     def close(self) -> None:
         self._file.close()
@@ -144,7 +155,7 @@ class MemorySource:
         self.reason: str | None = None
 
     def deliver(self, layer: int, expert: int, staging: torch.Tensor, deliver: Deliver) -> None:
-        deliver((), self._buffers[self._units.of(layer, expert)])
+        deliver((), self._buffers[self._units.of(layer, expert)], 0)
 
     def staging_bytes(self) -> int:
         return 1

@@ -32,7 +32,7 @@ class CountingBackend(TorchBackend):
 
 def delivered(source: ExpertSource, staging: torch.Tensor, layer: int, expert: int) -> Expert:
     found: Expert = []
-    source.deliver(layer, expert, staging, lambda pieces, data: found.append((pieces, data.clone())))
+    source.deliver(layer, expert, staging, lambda pieces, data, start: found.append((pieces, data.clone())))
     return found
 
 

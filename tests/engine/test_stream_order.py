@@ -141,12 +141,12 @@ def watch(
     """Put ``backend`` under the session's transfers and report every access to slots and staging buffers."""
     write, deliver = session.pool.write, session.source.deliver
 
-    def written(slot: int, pieces: Any, data: torch.Tensor) -> None:
+    def written(slot: int, pieces: Any, data: torch.Tensor, start: int) -> None:
         # A copy is queued after all that the thread knows of.
         ordering.learn(backend.stream, ordering.now(backend.thread))
         ordering.access(backend.stream, buffer_of(data), writes=False)
         ordering.access(backend.stream, ("slot", slot), writes=True)
-        write(slot, pieces, data)
+        write(slot, pieces, data, start)
 
     def delivered(layer: int, expert: int, staging: torch.Tensor, hand_over: Any) -> None:
         ordering.access(backend.thread, buffer_of(staging), writes=True)

@@ -13,11 +13,14 @@ from types import ModuleType
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from probes.disk import ALIGNMENT
 from probes.errors import CheckpointError, DeviceError, InputError, RunError
 from runtime.experts import transfer
-from runtime.experts.transfer import Request, TransferEngine
+from runtime.experts.transfer import DiskSource, Request, TransferEngine, parts_of
 from runtime.worker import RankSession
 
 Checkpoint = Callable[..., Path]
@@ -112,6 +115,44 @@ def test_an_error_in_the_worker_reaches_the_one_who_waits(checkpoint: Checkpoint
     with pytest.raises(IndexError):
         session.transfers.fetch([Request(0, 0, 10_000)]).wait()
     session.transfers.fetch([Request(0, 0, 0)]).wait()
+
+
+@given(offset=st.integers(0, 20_000), size=st.integers(1, 50_000), pages=st.integers(1, 9))
+def test_parts_cover_a_span_in_order_and_fit_what_they_are_read_into(offset: int, size: int, pages: int) -> None:
+    most = pages * ALIGNMENT
+    parts = list(parts_of(offset, size, most))
+    assert [byte for start, length in parts for byte in range(start, start + length)] == list(range(size))
+    for at, (start, length) in enumerate(parts):
+        first, last = (offset + start) // ALIGNMENT, -(-(offset + start + length) // ALIGNMENT)
+        assert (last - first) * ALIGNMENT <= most
+        assert at == 0 or (offset + start) % ALIGNMENT == 0
+    assert list(parts_of(offset, size, None)) == [(0, size)]
+
+
+@pytest.mark.parametrize("part_bytes", [ALIGNMENT, 3 * ALIGNMENT, None])
+@pytest.mark.parametrize("family", ["qwen3_moe", "gpt_oss"])
+def test_an_expert_read_in_parts_is_the_same(
+    checkpoint: Checkpoint, open_session: OpenSession, family: str, part_bytes: int | None
+) -> None:
+    session = open_session(checkpoint(family), cache_experts=4)
+    assert session.pool.takes_parts(session.index)
+    source = DiskSource(session.index, part_bytes=part_bytes)
+    engine = TransferEngine(session.backend, source, session.pool, readers=2)
+    wanted = [(1, 2), (0, 5), (0, 1), (1, 7)]
+    found = []
+    for each in (engine, TransferEngine(session.backend, DiskSource(session.index), session.pool, readers=1)):
+        for parameter in session.pool.parameters.values():
+            parameter.zero_()
+        each.fetch([Request(layer, expert, slot) for slot, (layer, expert) in enumerate(wanted)]).wait()
+        found.append({name: values.clone() for name, values in session.pool.parameters.items()})
+    for name, values in found[0].items():
+        assert values[:4].any()
+        assert torch.equal(values, found[1][name]), name
+
+
+def test_numbers_that_are_converted_are_read_whole(checkpoint: Checkpoint, open_session: OpenSession) -> None:
+    session = open_session(checkpoint("qwen3_moe"), dtype="bfloat16", cache_experts=4)
+    assert not session.pool.takes_parts(session.index)
 
 
 @pytest.mark.parametrize("readers", [1, 2, 3])
