@@ -190,6 +190,8 @@ def with_interval(middle: float, low: float, high: float, digits: int = 2) -> st
 
 
 def shown_ratio(ratio: Ratio) -> str:
+    if ratio.ci95 is None:  # too few pairs
+        return shown(ratio.ratio - 1, 1)
     return with_interval(ratio.ratio - 1, ratio.ci95[0] - 1, ratio.ci95[1] - 1, 1)
 
 

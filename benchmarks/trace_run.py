@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import subprocess
 import sys
@@ -120,7 +121,7 @@ def show(measured: dict[str, dict[str, Any]], predicted: dict[str, dict[str, Any
             same = same and equal
             cuts = ("", "")
             if key == "with_policy":
-                low, high = run["gain"]["tpot"]["ci95"]
+                low, high = run["gain"]["tpot"]["ci95"] or (math.nan, math.nan)  # of too few pairs
                 cuts = (
                     f"{1 - run['gain']['tpot']['ratio']:.1%} [{1 - high:.1%}, {1 - low:.1%}]",
                     f"{1 - expected / router['time_per_step_seconds']['mean']:.1%}",

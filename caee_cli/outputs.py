@@ -30,15 +30,13 @@ def refuse_overwriting(output: Path, *, inputs: Iterable[Path | None] = (), stor
     from probes.errors import UsageError
 
     with contextlib.suppress(OSError):  # what cannot be looked at is refused when it is read or written
-        if not output.is_file():
-            return
         for given in inputs:
             for file in _files(given):
-                if file.samefile(output):
+                if _same(file, output):
                     named = "" if file == output else f" ({file})"
                     raise UsageError(f"{output} is what the command reads{named}", hint="choose another name")
         for file in _store_files(store):
-            if file.samefile(output):
+            if _same(file, output):
                 raise UsageError(f"{output} is the store's own file", hint="choose another name")
 
 
@@ -57,5 +55,10 @@ def _store_files(store: str | None) -> Iterator[Path]:
     with contextlib.suppress(StoreError):  # which is said when the store is opened
         file = sqlite_file(resolve(store))
     if file is not None:
-        beside = (file.parent / (file.name + ending) for ending in ("", "-wal", "-shm", "-journal"))
-        yield from (each for each in beside if each.exists())
+        yield from (file.parent / (file.name + ending) for ending in ("", "-wal", "-shm", "-journal"))
+
+
+def _same(file: Path, output: Path) -> bool:
+    """Also of what is not there yet: where SQLite will look for a journal, nothing else may lie."""
+    there = file.exists() and output.exists()
+    return file.samefile(output) if there else file.resolve() == output.resolve()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import RenderableType
@@ -12,6 +13,7 @@ from reports.tables import Sheet
 from runtime.policy.spec import POLICIES
 
 SHOWN_TOKENS = 32
+SHOWN_EXPERTS = 32
 
 
 def decision_tables(outcome: dict[str, Any]) -> list[RenderableType]:
@@ -31,11 +33,9 @@ def decision_tables(outcome: dict[str, Any]) -> list[RenderableType]:
 
 def _figures(outcome: dict[str, Any]) -> Sheet:
     table = Sheet("The layer", ("", "value"), right=("value",))
-    table.add_row("active experts", str(len(outcome["active"])))
-    if "mandatory" in outcome:
-        table.add_row("mandatory experts", str(len(outcome["mandatory"])))
-    table.add_row("kept experts", str(len(outcome["kept"])))
-    table.add_row("pruned experts", ", ".join(map(str, outcome["pruned"])) or "none")
+    for which in ("active", "mandatory", "kept", "pruned"):
+        if which in outcome:
+            table.add_row(f"{which} experts", _counted(outcome[which]))
     table.add_row("layer cost before", format_seconds(outcome["f_before"]))
     if "f_base" in outcome:
         table.add_row("layer cost of the mandatory", format_seconds(outcome["f_base"]))
@@ -43,6 +43,15 @@ def _figures(outcome: dict[str, Any]) -> Sheet:
     table.add_row("removed importance per token", f"{outcome['removed_importance']:.4%}")
     table.add_row("re-routed slots", str(outcome["rerouted_slots"]))
     return table
+
+
+def _counted(experts: Sequence[int]) -> str:
+    """``0``, ``1 (expert 2)``, ``3 (experts 0, 1, 3)``; of many the first are named."""
+    if not experts:
+        return "0"
+    named = ", ".join(map(str, experts[:SHOWN_EXPERTS]))
+    more = ", …" if len(experts) > SHOWN_EXPERTS else ""
+    return f"{len(experts)} ({'expert' if len(experts) == 1 else 'experts'} {named}{more})"
 
 
 def _devices(outcome: dict[str, Any]) -> Sheet:

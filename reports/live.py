@@ -11,10 +11,11 @@ from runtime.signals.step import StepsHeader
 from runtime.signals.totals import Series, Snapshot, Sums
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import Group, JustifyMethod
 
 NAMES = ("pass", "phase", "policy")
-FIGURES = ("steps", "last ms", "mean ms", "fetches per step", "cached", "removed", "re-routed")
+FETCHES = "fetches\nper step"
+FIGURES = ("steps", "last\nms", "mean\nms", FETCHES, "cached", "removed", "re-\nrouted")
 MOST_DEVICES = 8
 """Fetches of more devices than these are shown as the mean and the busiest."""
 
@@ -37,27 +38,22 @@ def live_info(snapshot: Snapshot) -> LiveInfo:
     )
 
 
-def live_table(snapshot: Snapshot) -> Table:
+def live_table(snapshot: Snapshot) -> Group:
     """``snapshot`` for the terminal. Names from outside are never read as markup."""
+    from rich.console import Group
     from rich.table import Table
     from rich.text import Text
 
     info = live_info(snapshot)
-    table = Table(
-        title=Text(printable(info.title)),
-        caption=Text(printable(info.caption)),
-        title_justify="left",
-        caption_justify="left",
-        box=None,
-        pad_edge=False,
-        header_style="dim",
-        padding=(0, 2, 0, 0),
-    )
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 1, 0, 0))
     for heading in (*NAMES, *FIGURES):
-        table.add_column(heading, justify="left" if heading in NAMES else "right", no_wrap=True)
+        justify: JustifyMethod = "left" if heading in NAMES else "right"
+        # On a narrow terminal only what has several figures, and they can stand below each other, gives way.
+        table.add_column(heading, justify=justify, no_wrap=heading != FETCHES)
     for row in info.rows:
         table.add_row(*(Text(printable(cell)) for cell in row))
-    return table
+    # As its title the table would fold the line to its own width.
+    return Group(Text(printable(info.title)), table, Text(printable(info.caption)))
 
 
 def _title(header: StepsHeader) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from probes.errors import InputError, StoreError, UsageError
 from probes.files import written_whole
 from reports.info.comparison import ComparisonInfo, comparison_info
+from reports.info.earlier import without_rough_intervals
 from reports.info.run import RunInfo, run_info
 from reports.info.simulation import SimulationInfo, simulation_info
 from reports.pages.comparison import comparison_page
@@ -106,6 +107,14 @@ def make_report(
     return Report(page=comparison_page(comparison, infos), runs=infos, comparison=comparison)
 
 
+def files_of(report: Report, output_format: Format, output: Path | None) -> tuple[Path, ...]:
+    """The files that ``write_report`` writes."""
+    path = output if output is not None else Path(_default_name(report, output_format))
+    if output_format is not Format.CSV_DIR:
+        return (path,)
+    return tuple(path / f"{card.key}.csv" for card in report.page.cards)
+
+
 def write_report(report: Report, output_format: Format, output: Path | None, *, force: bool = False) -> Written:
     """Write whole or not at all.
 
@@ -138,14 +147,14 @@ def _runs(store: Store, run_ids: Sequence[str], last: int | None) -> tuple[RunRe
     if last is not None and last < 1:
         raise UsageError(f"--last {last} asks for no run", hint="--last takes 1 or more")
     if run_ids:
-        found = tuple(store.run(run_id) for run_id in run_ids)
+        found = tuple(without_rough_intervals(store.run(run_id)) for run_id in run_ids)
         if len({run.run_id for run in found}) < len(found):
             raise UsageError("a run is named twice", hint="name each run once")
         return found
     if last is None or last == 1:
-        return (store.run(),)
+        return (without_rough_intervals(store.run()),)
     # The oldest first: later runs are read against earlier ones.
-    return tuple(reversed(store.runs(last))) or (store.run(),)
+    return tuple(map(without_rough_intervals, reversed(store.runs(last)))) or (store.run(),)
 
 
 def _infos(store: Store, runs: Sequence[RunRecord], progress: Progress) -> tuple[RunInfo, ...]:

@@ -8,28 +8,31 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from store.records import Estimate, Ratio
+from store.records import FEWEST_PAIRS, Estimate, Ratio
 
 RESAMPLES = 2000
 
 
 def estimate(samples: Sequence[float], *, seed: int) -> Estimate:
-    """Median of ``samples`` with its 95 % percentile bootstrap interval."""
+    """Median of ``samples`` with its 95 % percentile bootstrap interval, where there are enough for one."""
     values = np.asarray(samples, np.float64)
-    medians = np.median(_resampled(values, seed), axis=1)
-    return Estimate(median=float(np.median(values)), ci95=_middle(medians), samples=tuple(map(float, values)))
+    interval = None if len(values) < FEWEST_PAIRS else _middle(np.median(_resampled(values, seed), axis=1))
+    return Estimate(median=float(np.median(values)), ci95=interval, samples=tuple(map(float, values)))
 
 
 def paired_ratio(baseline: Sequence[float], treated: Sequence[float], *, seed: int) -> Ratio:
-    """Median of ``treated`` ÷ median of ``baseline``, with its 95 % bootstrap interval over pairs.
+    """Median of ``treated`` ÷ median of ``baseline``, with its 95 % bootstrap interval over pairs, if they are enough.
 
     Pairs are resampled as pairs, so what disturbs both passes of a pair widens the interval little; the ratio is that
     of the two medians that stand beside it.
     """
     values_P2 = np.stack([np.asarray(baseline, np.float64), np.asarray(treated, np.float64)], axis=1)
-    medians_R2 = np.median(_resampled(values_P2, seed), axis=1)
     before, after = np.median(values_P2, axis=0)
-    return Ratio(ratio=float(after / before), ci95=_middle(medians_R2[:, 1] / medians_R2[:, 0]))
+    interval = None
+    if len(values_P2) >= FEWEST_PAIRS:
+        medians_R2 = np.median(_resampled(values_P2, seed), axis=1)
+        interval = _middle(medians_R2[:, 1] / medians_R2[:, 0])
+    return Ratio(ratio=float(after / before), ci95=interval)
 
 
 def mean_difference_interval(differences: npt.NDArray[np.float64], *, seed: int) -> tuple[float, float]:

@@ -18,6 +18,7 @@ from runtime.policy.types import PolicySpec
 from runtime.predict import measure_costs
 from runtime.worker import RankReport
 from store.records import (
+    FEWEST_PAIRS,
     BrakeStatistics,
     PolicyChoice,
     RunRecord,
@@ -26,7 +27,7 @@ from store.records import (
 )
 
 SAMPLE_TEXTS = 4
-FEWEST_PAIRS = 3
+TOO_FEW_PAIRS = f"fewer than {FEWEST_PAIRS} pairs: no interval of the gain is given, and nothing is called a gain"
 
 
 def run_record(options: RunOptions, report: RankReport, fingerprint: Fingerprint, model_name: str) -> RunRecord:
@@ -133,7 +134,7 @@ def _workload(options: RunOptions, report: RankReport, pairs: int) -> Workload:
 def _warnings(options: RunOptions, report: RankReport) -> tuple[str, ...]:
     found = list(options.notes)
     if len(report.baseline[0]) < FEWEST_PAIRS:
-        found.append(f"fewer than {FEWEST_PAIRS} pairs: the intervals of the gain say little")
+        found.append(TOO_FEW_PAIRS)
     if options.data_parallel and len(report.devices) > 1:
         found.append("data-parallel: each device computed the dense layers of its own share of the sequences")
     if options.cache_experts is not None and options.cache_experts > report.experts_per_device:

@@ -9,36 +9,44 @@ from dataclasses import dataclass
 
 from probes.records import Device, Fingerprint
 
+FEWEST_PAIRS = 3
+"""Of fewer than these no interval is given: a bootstrap of two gives little else than the two."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Median of ``samples`` (raw, in the order taken) with a 95 % bootstrap interval of the median."""
+    """Median of ``samples`` (raw, in the order taken) with a 95 % bootstrap interval of the median; the interval is
+    None where there are fewer than ``FEWEST_PAIRS``."""
 
     median: float
-    ci95: tuple[float, float]
+    ci95: tuple[float, float] | None
     samples: tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """with policy ÷ baseline, paired: below 1 is faster.
-
-    ``outside_noise``: the interval does not contain 1. An interval of no width is that of a single pair, or of pairs
-    that cannot differ: it shows nothing.
-    """
+    """with policy ÷ baseline, paired: below 1 is faster. ``ci95``: 95 %; None of fewer than ``FEWEST_PAIRS``."""
 
     ratio: float
-    ci95: tuple[float, float]
+    ci95: tuple[float, float] | None
+
+    @property
+    def interval(self) -> tuple[float, float] | None:
+        """``ci95`` where it shows anything: one of no width is of samples that cannot differ."""
+        return self.ci95 if self.ci95 is not None and self.ci95[0] < self.ci95[1] else None
 
     @property
     def outside_noise(self) -> bool:
-        low, high = self.ci95
-        return low < high and not low <= 1.0 <= high
+        """Whether there is an interval, and it does not contain 1."""
+        return self.interval is not None and not self.interval[0] <= 1.0 <= self.interval[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTimes:
-    """Mean seconds of one decode step by where they went, on the slowest rank; ``other``: dense compute, overhead."""
+    """Mean seconds of one decode step by where they went, on the slowest rank; ``other``: dense compute, overhead.
+
+    The mean over all passes, where TPOT is the median of theirs on rank 0: one disturbed pass moves this alone.
+    """
 
     total: float
     fetch_wait: float

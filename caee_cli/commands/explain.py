@@ -21,7 +21,7 @@ def command(
     """Show one layer's decision, from a JSON case, with reasons.
 
     A case holds scores, placement, cost and a policy, and may hold top_k, topk_ids, selection_scores, token_mask,
-    resident and link_groups. Lines in give lines out; a line with an error gives {"error": …}.
+    resident, rate and link_groups. Lines in give lines out; a line with an error gives {"error": …}.
     """
     from caee_cli.output import complain, emit_json, show
     from probes.errors import CaseError
@@ -30,9 +30,14 @@ def command(
     from runtime.policy.case_file import is_lines, lines_of, parse_case, read_case
 
     if not is_lines(case):
-        outcome = explain_case(read_case(case))
+        content = read_case(case)
+        try:
+            outcome = explain_case(parse_case(content))
+        except CaseError as error:
+            raise CaseError(f"{case}: {error.message}", hint=error.hint) from error
         emit_json(outcome) if as_json else show(*decision_tables(outcome))
         return
+    source = "standard input" if case == "-" else case
     total = failed = 0
     for total, (number, line) in enumerate(lines_of(case), start=1):  # noqa: B007  # read after the loop
         try:
@@ -42,10 +47,10 @@ def command(
             if as_json:
                 emit_json({"error": error.message, "line": number}, compact=True)
             else:
-                complain(f"line {number}: {error.message}", error.hint)
+                complain(f"{source}, line {number}: {error.message}", error.hint)
             continue
         emit_json(outcome, compact=True) if as_json else show(*decision_tables(outcome))
     if failed:
         raise CaseError(
-            f"{failed} of {total} cases could not be decided", hint="correct the lines that report an error"
+            f"{source}: {failed} of {total} cases could not be decided", hint="correct the lines that report an error"
         )

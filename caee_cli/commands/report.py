@@ -31,13 +31,16 @@ def command(
     Without -o the file is named after its runs. Nothing is overwritten without --force.
     """
     from caee_cli.output import emit_json, late_progress, note, show, warn
-    from reports.report import make_report, parse_format, write_report
+    from caee_cli.outputs import refuse_overwriting
+    from reports.report import files_of, make_report, parse_format, write_report
     from reports.terminal import page_summary
     from store.session import open_store
 
     chosen = parse_format(output_format)
     with late_progress("reporting") as progress, open_store(store, create=False) as kept:
         report = make_report(kept, runs or [], last=last, allow_unlike_hosts=allow_unlike_hosts, progress=progress)
+        for file in files_of(report, chosen, output):
+            refuse_overwriting(file, store=store)
         written = write_report(report, chosen, output, force=force)
     for warning in report.page.warnings:
         warn(warning)

@@ -68,9 +68,11 @@ def export_records(
     Without -o the document itself is printed.
     """
     from caee_cli.output import emit_json, note
+    from caee_cli.outputs import check_output
     from store.exchange import write_export
     from store.session import open_store
 
+    check_output(output, force=force, store=store)
     with open_store(store, create=False) as kept:
         document = kept.export(*record_ids)
     if output is None:
@@ -91,10 +93,12 @@ def import_records(
 ) -> None:
     """Add the records of an export; those that are kept already are left alone."""
     from caee_cli.output import emit_json, note
+    from caee_cli.outputs import refuse_overwriting
     from store.codec import encode
     from store.exchange import read_export
     from store.session import open_store
 
+    refuse_overwriting(file, store=store)  # which would be both read and written
     document = read_export(file)
     with open_store(store) as kept:
         imported = kept.import_document(document)

@@ -101,14 +101,15 @@ def with_legend(height: int, entries: int) -> int:
 
 
 def error_bars(
-    values: Sequence[float], bounds: Sequence[tuple[float, float]], colour: str, *, thickness: float = 1.5
+    values: Sequence[float], bounds: Sequence[tuple[float, float] | None], colour: str, *, thickness: float = 1.5
 ) -> dict[str, Any]:
-    """Plotly error bars from each of ``values`` to its lower and upper bound."""
+    """Plotly error bars from each of ``values`` to its lower and upper bound; of no length where there are none."""
+    spans = [bound or (value, value) for value, bound in zip(values, bounds, strict=True)]
     return {
         "type": "data",
         "symmetric": False,
-        "array": [high - value for value, (_, high) in zip(values, bounds, strict=True)],
-        "arrayminus": [value - low for value, (low, _) in zip(values, bounds, strict=True)],
+        "array": [high - value for value, (_, high) in zip(values, spans, strict=True)],
+        "arrayminus": [value - low for value, (low, _) in zip(values, spans, strict=True)],
         "color": colour,
         "thickness": thickness,
         "width": 4,

@@ -12,7 +12,7 @@ from reports.figures.card import Card, Panel, error_bars, plain, series_colour, 
 from reports.info.comparison import ComparedRun, ComparisonInfo
 from reports.info.keyfigures import movement_noun
 from reports.info.table import Cell, Column, DataTable, table
-from reports.info.words import change_with_interval, percent, plural
+from reports.info.words import change_with_interval, interval_words, plural, with_bounds
 from store.records import Estimate, Ratio
 
 ROW_PIXELS = 44
@@ -34,7 +34,7 @@ def tpot_card(info: ComparisonInfo) -> Card:
             ("low_seconds", "95 % low", "s"),
             ("high_seconds", "95 % high", "s"),
             rows=(
-                (run.run_id, name, estimate.median, *estimate.ci95)
+                (run.run_id, name, estimate.median, *(estimate.ci95 or (None, None)))
                 for run in runs
                 for name, estimate in (("baseline", run.tpot_baseline), ("with policy", run.tpot_policy))
             ),
@@ -141,13 +141,12 @@ def _against_first(ratio: Ratio | None) -> str:
 def _loss(run: ComparedRun) -> str | None:
     if run.loss_rise is None:
         return None
-    low, high = (percent(bound, signed=True) for bound in run.loss_rise.ci95)
-    return f"{percent(run.loss_rise.value, signed=True)} (95 % interval {low} to {high})"
+    return with_bounds(run.loss_rise.value, run.loss_rise.ci95)
 
 
 def _medians(name: str, colour: str, estimates: Sequence[Estimate], *, above: float) -> Any:
     medians = [estimate.median * 1e3 for estimate in estimates]
-    bounds = [(estimate.ci95[0] * 1e3, estimate.ci95[1] * 1e3) for estimate in estimates]
+    bounds = [estimate.ci95 and (estimate.ci95[0] * 1e3, estimate.ci95[1] * 1e3) for estimate in estimates]
     return go.Scatter(
         name=name,
         x=medians,
@@ -155,8 +154,6 @@ def _medians(name: str, colour: str, estimates: Sequence[Estimate], *, above: fl
         mode="markers",
         marker={"size": 10, "color": colour},
         error_x=error_bars(medians, bounds, colour, thickness=2),
-        customdata=bounds,
-        hovertemplate=(
-            f"{name}: %{{x:.3f}} ms, 95 % interval %{{customdata[0]:.3f}} to %{{customdata[1]:.3f}} ms<extra></extra>"
-        ),
+        customdata=[interval_words(bound, "ms") for bound in bounds],
+        hovertemplate=f"{name}: %{{x:.3f}} ms, %{{customdata}}<extra></extra>",
     )

@@ -24,7 +24,7 @@ def frontier_card(info: ComparisonInfo) -> Card:
             "frontier-importance",
             "Against removed importance",
             "removed importance per token and layer",
-            lambda run: Interval(value=run.removed_importance, ci95=(run.removed_importance,) * 2),
+            lambda run: Interval(value=run.removed_importance, ci95=None),
             info.front_by_importance,
         )
     ]
@@ -78,7 +78,7 @@ def _series(runs: Sequence[ComparedRun], cost: Cost, colour: str) -> Any:
     costs = [found for found in map(cost, runs) if found]
     cuts = [_cut(run) for run in runs]
     knob = f" by {runs[0].knob}" if runs[0].knob else ""
-    uncertain = any(each.ci95[0] < each.ci95[1] for each in costs)
+    uncertain = any(each.ci95 and each.ci95[0] < each.ci95[1] for each in costs)
     return go.Scatter(
         name=plain(f"{runs[0].series}{knob}"),
         x=[each.value for each in costs],
@@ -111,8 +111,12 @@ def _front(front: Sequence[ComparedRun], cost: Cost) -> Any:
 
 
 def _cut(run: ComparedRun) -> Interval:
-    ratio = run.gain_tpot
-    return Interval(value=1 - ratio.ratio, ci95=(1 - ratio.ci95[1], 1 - ratio.ci95[0]))
+    ratio, interval = run.gain_tpot.ratio, run.gain_tpot.interval
+    return Interval(value=1 - ratio, ci95=interval and (1 - interval[1], 1 - interval[0]))
+
+
+def _with_bounds(found: Interval | None) -> tuple[float | None, float | None, float | None]:
+    return (None, None, None) if found is None else (found.value, *(found.ci95 or (None, None)))
 
 
 def _fronts(info: ComparisonInfo) -> bool:
@@ -138,10 +142,10 @@ def _table(info: ComparisonInfo) -> DataTable:
                 run.run_id,
                 run.policy,
                 run.gain_tpot.ratio,
-                *run.gain_tpot.ci95,
+                *(run.gain_tpot.ci95 or (None, None)),
                 run.removed_importance,
                 run in by_importance,
-                *((run.loss_rise.value, *run.loss_rise.ci95) if run.loss_rise else (None, None, None)),
+                *_with_bounds(run.loss_rise),
                 run in by_loss,
             )
             for run in info.runs

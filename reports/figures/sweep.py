@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 from reports.figures.card import Card, Panel, error_bars, plain, series_colour, traces, with_legend
 from reports.info.comparison import ComparedRun, ComparisonInfo, Interval, Sweep
 from reports.info.table import DataTable, table
-from reports.info.words import percent
+from reports.info.words import with_bounds
 from store.records import Ratio
 
 Figure = Callable[[ComparedRun], Interval | None]
@@ -122,18 +122,17 @@ def _table(knob: str, sweeps: Sequence[Sweep]) -> DataTable:
     )
 
 
-def _ratio(ratio: Ratio) -> tuple[float, float, float]:
-    return (ratio.ratio, *ratio.ci95)
+def _ratio(ratio: Ratio) -> tuple[float | None, float | None, float | None]:
+    return (ratio.ratio, *(ratio.ci95 or (None, None)))
 
 
 def _change(ratio: Ratio | None) -> Interval | None:
     if ratio is None:
         return None
-    return Interval(value=ratio.ratio - 1, ci95=(ratio.ci95[0] - 1, ratio.ci95[1] - 1))
+    return Interval(value=ratio.ratio - 1, ci95=ratio.ci95 and (ratio.ci95[0] - 1, ratio.ci95[1] - 1))
 
 
 def _said(found: Interval | None) -> str:
     if found is None:
         return "not measured"
-    low, high = (percent(bound, signed=True) for bound in found.ci95)
-    return f"{percent(found.value, signed=True)} ({low} to {high})"
+    return with_bounds(found.value, found.ci95)

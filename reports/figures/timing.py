@@ -11,7 +11,7 @@ from reports.figures import theme
 from reports.figures.card import Card, Panel, error_bars, traces
 from reports.info.table import table
 from reports.info.timing import PhaseInfo, PredictedInfo
-from reports.info.words import change_with_interval, percent
+from reports.info.words import change_with_interval, interval_words, percent
 from store.records import Estimate
 
 LONG_NAMES = {"TPOT": "Time per output token (TPOT)", "TTFT": "Time to first token (TTFT)"}
@@ -137,13 +137,13 @@ def _sample_dots(name: str, colour: str, estimate: Estimate) -> Any:
 
 
 def _median_mark(name: str, estimate: Estimate) -> Any:
-    median, (low, high) = estimate.median * 1e3, (bound * 1e3 for bound in estimate.ci95)
+    median, bounds = estimate.median * 1e3, estimate.ci95 and (estimate.ci95[0] * 1e3, estimate.ci95[1] * 1e3)
     return go.Scatter(
         name=f"{name}, median",
         x=[median],
         y=[1 if name == "baseline" else 0],
         mode="markers",
         marker={"size": 11, "symbol": "line-ns-open", "color": theme.INK, "line": {"width": 2.5}},
-        error_x=error_bars([median], [(low, high)], theme.INK, thickness=2),
-        hovertemplate=f"{name}: median %{{x:.3f}} ms, 95 % interval {low:.3f} to {high:.3f} ms<extra></extra>",
+        error_x=error_bars([median], [bounds], theme.INK, thickness=2),
+        hovertemplate=f"{name}: median %{{x:.3f}} ms, {interval_words(bounds, 'ms')}<extra></extra>",
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from reports.info.keyfigures import loss_rise
+from reports.info.words import percent
 from store.records import RunRecord, StepTimes
 
 STEP_PARTS = {
@@ -21,6 +23,7 @@ SHORT_NAMES = {
     "other": "dense, other",
 }
 LOSS_BUDGET = 0.01
+"""Where the user has set none."""
 MOST_STEPS = 3
 
 
@@ -53,10 +56,25 @@ def step_limit(times: StepTimes) -> StepLimit:
     )
 
 
+def compares_alike(run: RunRecord) -> bool:
+    """Whether both passes of a pair did the same: an A/A comparison, which shows the noise and no policy."""
+    return run.policy.name == "router"
+
+
 def next_steps(run: RunRecord, limit: StepLimit) -> tuple[str, ...]:
     """At most three suggestions that follow from this run's figures, the most pressing first."""
+    if compares_alike(run):
+        return _about_noise(run)
     found = [*_about_certainty(run), *_about_quality(run), *_about_limit(run, limit)]
     return tuple(found[:MOST_STEPS])
+
+
+def _about_noise(run: RunRecord) -> tuple[str, ...]:
+    if not run.gain_tpot.outside_noise:
+        return ()
+    return (
+        "Equal passes differ by more than their interval: compare policies on a quieter machine, or in more pairs.",
+    )
 
 
 def _about_certainty(run: RunRecord) -> list[str]:
@@ -71,12 +89,17 @@ def _about_certainty(run: RunRecord) -> list[str]:
 
 
 def _about_quality(run: RunRecord) -> list[str]:
-    if run.quality is None or run.quality.nll_policy / run.quality.nll_baseline - 1 < LOSS_BUDGET:
+    if run.quality is None or loss_rise(run.quality) <= _loss_budget(run):
         return []
-    theta = _theta(run)
+    theta, found = _theta(run), f"Loss rises by more than {percent(_loss_budget(run))}"
     if theta is not None and theta < 1:
-        return [f"Loss rises by more than 1 %: keep more experts with a higher θ than {theta:g}."]
-    return ["Loss rises by more than 1 %: choose a milder setting of this policy, or budget:epsilon=0.005."]
+        return [f"{found}: keep more experts with a higher θ than {theta:g}."]
+    return [f"{found}: choose a milder setting of this policy, or budget:epsilon=0.005."]
+
+
+def _loss_budget(run: RunRecord) -> float:
+    """The rise of the loss that is allowed, as a share."""
+    return LOSS_BUDGET if run.max_quality_drop is None else run.max_quality_drop
 
 
 def _about_limit(run: RunRecord, limit: StepLimit) -> list[str]:
@@ -101,7 +124,9 @@ def _lower_theta(run: RunRecord) -> list[str]:
     theta, quality = _theta(run), run.quality
     if theta is None or quality is None or theta <= 0.1:
         return []
-    if quality.nll_difference_ci95[1] / quality.nll_baseline >= LOSS_BUDGET:
+    if run.policy_origin is not None:  # a search has turned it as far as the loss allows
+        return []
+    if quality.nll_difference_ci95[1] / quality.nll_baseline >= _loss_budget(run):
         return []
     return [f"Quality leaves room: try a lower θ (--theta {round(theta - 0.1, 2):g})."]
 

@@ -13,17 +13,17 @@ from reports.info.keyfigures import loss_rise
 from reports.info.naming import RunName, differing, run_names
 from reports.info.pareto import pareto_front
 from reports.info.verdict import Outcome, outcome_of
-from store.records import Estimate, Quality, Ratio, RunRecord
+from store.records import FEWEST_PAIRS, Estimate, Quality, Ratio, RunRecord
 
 RESAMPLES = 2000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A figure with its 95 % interval."""
+    """A figure with its 95 % interval, None where there are too few samples for one."""
 
     value: float
-    ci95: tuple[float, float]
+    ci95: tuple[float, float] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,8 +144,11 @@ def median_ratio(samples: Sequence[float], reference: Sequence[float]) -> Ratio:
     """Ratio of medians with a 95 % bootstrap interval; the samples of two runs are not paired.
 
     Percentile bootstrap (Efron & Tibshirani, 1993, ch. 13); the generator's seed is fixed, so that the same samples
-    give the same interval.
+    give the same interval. Of fewer than ``FEWEST_PAIRS`` samples there is none.
     """
+    ratio = float(np.median(samples) / np.median(reference))
+    if min(len(samples), len(reference)) < FEWEST_PAIRS:
+        return Ratio(ratio=ratio, ci95=None)
     draw = np.random.default_rng(0)
 
     def medians(values: Sequence[float]) -> npt.NDArray[np.float64]:
@@ -153,7 +156,7 @@ def median_ratio(samples: Sequence[float], reference: Sequence[float]) -> Ratio:
         return np.asarray(np.median(resampled, axis=1))
 
     low, high = np.quantile(medians(samples) / medians(reference), (0.025, 0.975))
-    return Ratio(ratio=float(np.median(samples) / np.median(reference)), ci95=(float(low), float(high)))
+    return Ratio(ratio=ratio, ci95=(float(low), float(high)))
 
 
 def _compared(run: RunRecord, name: RunName, first: RunRecord | None) -> ComparedRun:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from probes.units import format_seconds, format_size
-from reports.info.advice import StepLimit, next_steps, step_limit
+from reports.info.advice import StepLimit, compares_alike, next_steps, step_limit
 from reports.info.brake import brake_sentence
 from reports.info.keyfigures import (
     NOTICEABLE_LOSS_RISE,
@@ -20,22 +20,23 @@ from reports.info.origin import origin_sentence
 from reports.info.replay import replay_sentence, replayed
 from reports.info.roofline import roofline_info, roofline_sentence
 from reports.info.words import certainty, change, change_with_interval, interval, number, percent, plural
-from store.records import Quality, Ratio, RunRecord, Workload
+from store.records import FEWEST_PAIRS, Quality, Ratio, RunRecord, Workload
 
 FEW_PAIRS = 5
 
 
 class Outcome(StrEnum):
-    """What the time per output token did, by its 95 % interval."""
+    """What the time per output token did, by its 95 % interval; ``NOT_SHOWN``: there is none, so nothing is claimed."""
 
     FASTER = "faster"
     SLOWER = "slower"
     NO_GAIN = "no gain"
+    NOT_SHOWN = "not shown"
 
     @property
     def tone(self) -> str:
         """How it is coloured: ``good``, ``bad`` or ``neutral``."""
-        return {Outcome.FASTER: "good", Outcome.SLOWER: "bad", Outcome.NO_GAIN: "neutral"}[self]
+        return {Outcome.FASTER: "good", Outcome.SLOWER: "bad"}.get(self, "neutral")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,6 +79,8 @@ def verdict_info(run: RunRecord) -> VerdictInfo:
 
 def outcome_of(gain: Ratio) -> Outcome:
     """A gain or a loss only where the interval does not contain 1."""
+    if gain.interval is None:
+        return Outcome.NOT_SHOWN
     if not gain.outside_noise:
         return Outcome.NO_GAIN
     return Outcome.FASTER if gain.ratio < 1 else Outcome.SLOWER
@@ -85,12 +88,14 @@ def outcome_of(gain: Ratio) -> Outcome:
 
 def _headline(outcome: Outcome, run: RunRecord) -> str:
     gain = run.gain_tpot
-    if outcome is Outcome.FASTER:
+    if compares_alike(run):
+        text = f"An A/A comparison: time per output token differs by {change(gain.ratio)}, {interval(gain)}"
+    elif outcome is Outcome.FASTER:
         text = f"{percent(1 - gain.ratio)} less time per output token"
     elif outcome is Outcome.SLOWER:
         text = f"Slower: {percent(gain.ratio - 1)} more time per output token"
     else:
-        nothing = "Nothing is shown" if certainty(gain) == "not sure" else "No gain beyond the noise"
+        nothing = "Nothing is shown" if outcome is Outcome.NOT_SHOWN else "No gain beyond the noise"
         text = f"{nothing}: time per output token changed by {change(gain.ratio)}, {interval(gain)}"
     if run.quality and loss_rise(run.quality) >= NOTICEABLE_LOSS_RISE:
         text += f"; held-out loss rises by {percent(loss_rise(run.quality))}"
@@ -98,7 +103,7 @@ def _headline(outcome: Outcome, run: RunRecord) -> str:
 
 
 def _one_sentence(outcome: Outcome, run: RunRecord) -> str:
-    word = f"{outcome}, {certainty(run.gain_tpot)}"
+    word = "nothing is shown" if outcome is Outcome.NOT_SHOWN else f"{outcome}, {certainty(run.gain_tpot)}"
     before, after = run.baseline.max_device_misses_per_step, run.with_policy.max_device_misses_per_step
     quality = f"; held-out loss {percent(loss_rise(run.quality), signed=True)}" if run.quality else ""
     return (
@@ -114,8 +119,11 @@ def _compared(run: RunRecord) -> str:
     what = f"{plural(work.batch_size, 'sequence')} of {plural(work.max_new_tokens, 'new token')}"
     if run.replay is not None:
         what = replayed(run, run.replay)
+    compared = f"Policy {_policy(run)} against the router's own choice"
+    if compares_alike(run):
+        compared = "The router's own choice against itself (A/A: what differs is noise)"
     return (
-        f"Policy {_policy(run)} against the router's own choice, on {run.model}: {what} on {devices}, "
+        f"{compared}, on {run.model}: {what} on {devices}, "
         f"{_where(run.tier, work)}; {plural(work.pairs, 'interleaved pair')} from equal cache states."
     )
 
@@ -182,8 +190,8 @@ def _held_out(quality: Quality) -> str:
 
 
 def _cautions(run: RunRecord) -> tuple[str, ...]:
-    if run.workload.pairs == 1:
-        return ("A single pair gives no interval of times.",)
+    if run.workload.pairs < FEWEST_PAIRS:
+        return (f"Fewer than {FEWEST_PAIRS} pairs give no interval of times.",)
     if run.workload.pairs < FEW_PAIRS:
         return (f"With only {plural(run.workload.pairs, 'pair')} these intervals are rough.",)
     return ()

@@ -44,16 +44,32 @@ def change_with_interval(ratio: Ratio) -> str:
 
 
 def interval(ratio: Ratio) -> str:
-    """``95 % interval −16.0 % to −12.0 %``; one of no width, as of a single pair, is none."""
-    low, high = ratio.ci95
-    return f"95 % interval {change(low)} to {change(high)}" if low < high else "no interval: too few pairs"
+    """``95 % interval −16.0 % to −12.0 %``, where there is one."""
+    if ratio.interval is None:
+        return "no interval: too few pairs"
+    low, high = ratio.interval
+    return f"95 % interval {change(low)} to {change(high)}"
+
+
+def with_bounds(share: float, bounds: tuple[float, float] | None) -> str:
+    """``+1.00 % (95 % interval +0.50 % to +1.50 %)`` of shares."""
+    said = percent(share, signed=True)
+    if bounds is None:
+        return f"{said} (no interval)"
+    low, high = (percent(bound, signed=True) for bound in bounds)
+    return f"{said} (95 % interval {low} to {high})"
+
+
+def interval_words(bounds: tuple[float, float] | None, unit: str) -> str:
+    """``95 % interval 1.234 to 2.345 ms``, where there is one."""
+    return "no interval" if bounds is None else f"95 % interval {bounds[0]:.3f} to {bounds[1]:.3f} {unit}"
 
 
 def certainty(ratio: Ratio) -> str:
     """``outside the noise``, ``inside the noise``, or ``not sure`` where there is no interval."""
     if ratio.outside_noise:
         return "outside the noise"
-    return "inside the noise" if ratio.ci95[0] < ratio.ci95[1] else "not sure"
+    return "not sure" if ratio.interval is None else "inside the noise"
 
 
 def _decimals(size: float, digits: int) -> int:

@@ -48,7 +48,7 @@ def run_page(info: RunInfo) -> Page:
 
 def _badge(outcome: Outcome, gain: Ratio) -> str:
     sure = certainty(gain)
-    return sure.capitalize() if outcome is Outcome.NO_GAIN else f"{outcome.capitalize()}, {sure}"
+    return sure.capitalize() if outcome in (Outcome.NO_GAIN, Outcome.NOT_SHOWN) else f"{outcome.capitalize()}, {sure}"
 
 
 def _sections(info: RunInfo) -> tuple[Section, ...]:

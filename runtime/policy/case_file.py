@@ -16,13 +16,12 @@ def is_lines(source: str) -> bool:
     return source == "-" or source.endswith(".jsonl")
 
 
-def read_case(source: str) -> object:
-    """The document of a JSON file. Raises ``CaseError``."""
+def read_case(source: str) -> bytes:
+    """The content of a JSON file. Raises ``CaseError``."""
     try:
-        content = Path(source).read_bytes()
+        return Path(source).read_bytes()
     except OSError as error:
         raise CaseError(f"cannot read {source}: {error.strerror}", hint="give a JSON file, or - for lines") from error
-    return parse_case(content)
 
 
 def lines_of(source: str) -> Iterator[tuple[int, bytes]]:

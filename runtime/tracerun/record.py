@@ -14,10 +14,10 @@ from runtime.cost import uniform_costs
 from runtime.passes import gains, layer_costs, pass_statistics, prediction, step_series
 from runtime.policy.spec import policy_as_mapping, resolve
 from runtime.predict import StepCosts, measure_costs
-from runtime.summary import FEWEST_PAIRS
+from runtime.summary import TOO_FEW_PAIRS
 from runtime.tracerun.options import TraceRunOptions
 from runtime.tracerun.session import TraceRunReport
-from store.records import PolicyChoice, Replay, RunRecord, Workload
+from store.records import FEWEST_PAIRS, PolicyChoice, Replay, RunRecord, Workload
 
 
 def trace_run_record(
@@ -107,7 +107,7 @@ def _warnings(options: TraceRunOptions, report: TraceRunReport) -> tuple[str, ..
     found = [*options.notes, *options.traffic.notes]
     pairs = len(report.baseline[0])
     if pairs < FEWEST_PAIRS:
-        found.append(f"fewer than {FEWEST_PAIRS} pairs: the intervals of the gain say little")
+        found.append(TOO_FEW_PAIRS)
     if options.cache_experts is not None and options.cache_experts > report.own_experts:
         found.append(f"--cache-experts {options.cache_experts}: a device holds {report.own_experts}, all cached")
     if report.read_reason is not None and options.tier == "disk":

@@ -86,7 +86,17 @@ def test_the_interval_of_a_median_holds_it_and_repeats_itself() -> None:
     assert found.samples == tuple(samples)
     assert 1.0 <= found.ci95[0] <= 3.0 <= found.ci95[1] <= 5.0
     assert estimate(samples, seed=1) == found
-    assert estimate([7.0], seed=0).ci95 == (7.0, 7.0)
+
+
+@pytest.mark.parametrize("pairs", [1, 2])
+def test_fewer_than_three_samples_have_no_interval_and_show_nothing(pairs: int) -> None:
+    """Two alone would give their own range, which is far from a 95 % interval."""
+    before, after = [1.0, 1.01][:pairs], [0.5, 0.51][:pairs]
+    assert estimate(before, seed=0).ci95 is None
+    found = paired_ratio(before, after, seed=0)
+    assert found.ratio == pytest.approx(0.5, rel=0.02)
+    assert (found.ci95, found.interval, found.outside_noise) == (None, None, False)
+    assert paired_ratio([1.0, 1.01, 1.02], [0.5, 0.51, 0.52], seed=0).outside_noise
 
 
 def test_a_paired_ratio_sees_what_drift_hides() -> None:

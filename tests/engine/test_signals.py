@@ -23,21 +23,23 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 
 from caee_cli.main import run_app
 from caee_cli.signalling import SignalRequest, serving_signals
 from probes.devices import find_devices
 from probes.errors import InputError, RunError, UsageError
 from probes.fingerprint import take_fingerprint
+from reports.live import live_table
 from runtime.options import RunOptions
 from runtime.parallel import Ranks
-from runtime.policy.spec import parse_policy
+from runtime.policy.spec import POLICIES, parse_policy
 from runtime.recording import PassRecord, StepRecord
 from runtime.signals.collect import LineSignals, SignalFiles, StepLines
 from runtime.signals.follow import StepFollower
 from runtime.signals.prometheus import CONTENT_TYPE, exposition
 from runtime.signals.server import MetricsServer
-from runtime.signals.step import BrakeState, StepsHeader, StepSignal, header_line, parse_line, step_line
+from runtime.signals.step import PASSES, BrakeState, StepsHeader, StepSignal, header_line, parse_line, step_line
 from runtime.signals.totals import StepTotals
 from runtime.summary import run_record
 from runtime.worker import RankSession
@@ -358,6 +360,24 @@ def test_the_live_table_on_a_terminal(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert re.search(r"policy +decode +caee +2 +40\.0 +30\.0 +4\.00 1\.00 +37\.5 % +12\.5 % +4\b", shown)
     assert "brake engaged: the router's own choice is in force, 1 trip so far" in shown
     assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("columns", [80, 100, 200])
+@pytest.mark.parametrize("devices", [1, 2, 4, 8, 16])
+def test_the_live_table_keeps_its_key_columns(columns: int, devices: int) -> None:
+    totals = StepTotals()
+    totals.add(HEADER)
+    keys = [(kind, phase, policy) for kind in PASSES for phase in ("prefill", "decode") for policy in POLICIES]
+    for step, (kind, phase, policy) in enumerate(keys, start=1):
+        told = signal(step, seconds=12.345, fetches=(1234,) * devices, dispatches=(2345,) * devices)
+        totals.add(dataclasses.replace(told, pass_kind=kind, phase=phase, policy=policy, rerouted_slots=123456))
+    console = Console(width=columns, file=io.StringIO())
+    console.print(live_table(totals.snapshot()))
+    assert isinstance(console.file, io.StringIO)
+    shown = console.file.getvalue()
+    assert "…" not in shown
+    for row in keys:
+        assert re.search(rf"^ *{row[0]} +{row[1]} +{row[2]} +1 +12,?345 ", shown, re.MULTILINE), row
 
 
 # a real run ----------------------------------------------------------------------------------------------------------

@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from runtime.policy.case import KEYS
+
 CAEE = Path(sys.executable).with_name("caee")
 
 
@@ -141,3 +143,54 @@ def test_a_missing_file_and_a_damaged_one_are_clear_errors(tmp_path: Path) -> No
         assert result.stdout == ""
         assert result.stderr.startswith("caee: ")
         assert "Traceback" not in result.stderr
+
+
+def test_the_table_counts_the_experts_and_names_them(tmp_path: Path) -> None:
+    file = tmp_path / "case.json"
+    file.write_text(json.dumps(CASE))
+    shown = " ".join(explain(str(file)).stdout.split())
+    for row in (
+        "active experts 4 (experts 0, 1, 2, 3)",
+        "mandatory experts 2 (experts 0, 3)",
+        "kept experts 3 (experts 0, 1, 3)",
+        "pruned experts 1 (expert 2)",
+    ):
+        assert row in shown
+    file.write_text(json.dumps({**CASE, "policy": "router"}))
+    assert "pruned experts 0 " in " ".join(explain(str(file)).stdout.split())
+
+
+def test_of_many_experts_the_first_are_named() -> None:
+    count = 200
+    scores = [[1.0 / (1 + expert) for expert in range(count)]]
+    case = {"scores": scores, "top_k": count, "placement": [0] * count, "cost": [1e-3] * count, "policy": "router"}
+    shown = " ".join(explain("-", stdin=json.dumps(case)).stdout.split())
+    assert "active experts 200 (experts 0, 1, " in shown
+    assert "31, …)" in shown
+
+
+def test_every_error_of_a_file_names_it(tmp_path: Path) -> None:
+    for content in (
+        "{not json",
+        "[]",
+        "{}",
+        json.dumps({**CASE, "top_k": 9}),
+        json.dumps({**CASE, "rate": [2, 0, 0, 0]}),
+    ):
+        for name, where in (("bad.json", ""), ("bad.jsonl", ", line 1")):
+            file = tmp_path / name
+            file.write_text(content)
+            result = explain(str(file))
+            assert result.returncode == 1
+            assert f"caee: {file}{where}: " in result.stderr
+        assert "caee: standard input, line 1: " in explain("-", stdin=content).stderr
+    absent = tmp_path / "absent.json"
+    assert explain(str(absent)).stderr.count(str(absent)) == 1
+
+
+def test_every_key_of_a_case_is_in_the_help_and_the_docs() -> None:
+    told = " ".join(explain("--help").stdout.split())
+    docs = (Path(__file__).parents[2] / "docs" / "policies.md").read_text()
+    for key in KEYS:
+        assert key in told
+        assert f"`{key}`" in docs

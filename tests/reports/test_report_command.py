@@ -256,3 +256,78 @@ def test_a_path_that_is_no_utf8_is_written_as_escapes(build: ModuleType, tmp_pat
     written = write_report(report, output_format, tmp_path / "out").path
     text = (written / "workload.csv" if written.is_dir() else written).read_text(encoding="utf-8")
     assert "models/caf\\udce9" in text
+
+
+@pytest.mark.parametrize("called", ["its name", "a symbolic link", "a hard link"])
+@pytest.mark.parametrize("chosen", [*Format, "export"])
+def test_no_output_is_written_over_the_store(
+    kept: Path, chosen: str, called: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In every format; of a folder of tables, one of them is the store."""
+    command = ["store", "export", "run-0001"] if chosen == "export" else ["report", "--format", chosen]
+    (kept / "tables").mkdir()
+    output = kept / "tables" / "phases.csv"
+    store = kept / "caee.db"
+    if called == "its name":
+        store.rename(output)
+        store = output
+    elif called == "a symbolic link":
+        output.symlink_to(store)
+    else:
+        output.hardlink_to(store)
+    before = store.read_bytes()
+    target = output.parent if chosen == Format.CSV_DIR else output
+    assert run_app([*command, "-o", str(target), "--force", "--store", str(store)]) == 2
+    assert "is the store's own file" in capsys.readouterr().err
+    assert store.read_bytes() == before
+    assert list(output.parent.iterdir()) == [output]
+
+
+def test_a_store_is_not_imported_into_itself(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (kept / "caee.db").read_bytes()
+    assert run_app(["store", "import", "caee.db"]) == 2
+    assert "is the store's own file" in capsys.readouterr().err
+    assert (kept / "caee.db").read_bytes() == before
+
+
+@pytest.mark.parametrize("ending", ["-journal", "-wal", "-shm"])
+@pytest.mark.parametrize("there", [False, True])
+def test_nor_beside_it_where_the_database_has_files_of_its_own(
+    kept: Path, ending: str, there: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    beside = kept / f"caee.db{ending}"
+    commands = (
+        ["report", "-o", str(beside), "--force"],
+        ["store", "export", "run-0001", "-o", str(beside), "--force"],
+        ["run", "--steps-jsonl", str(beside)],
+    )
+    if there:
+        beside.touch()
+    for command in commands:
+        assert run_app(command) == 2, command
+        assert "store's own file" in capsys.readouterr().err
+        assert beside.exists() == there
+
+
+def test_steps_are_not_written_over_the_store(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (kept / "caee.db").read_bytes()
+    assert run_app(["run", "--steps-jsonl", "caee.db"]) == 2
+    assert "is the store's own file" in capsys.readouterr().err
+    assert (kept / "caee.db").read_bytes() == before
+
+
+@pytest.mark.parametrize("pairs", [1, 2, 3])
+def test_intervals_that_earlier_versions_gave_of_too_few_pairs_are_not_shown(
+    kept: Path, build: ModuleType, pairs: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old = build.make_run(run_id="old", pairs=pairs, ratio=0.8)
+    with open_store(str(kept / "caee.db")) as store:
+        store.save_run(old)
+        assert store.run("old") == old, "what was saved stays"
+    for named in (["old"], ["old", "run-0002"], ["--last", "3"]):
+        assert run_app(["report", *named, "--json", "-o", "page.html", "--force"]) == 0
+        (found,) = [run for run in json.loads(capsys.readouterr().out)["runs"] if run["run_id"] == "old"]
+        assert found["verdict"]["outcome"] == ("faster" if pairs == 3 else "not shown")
+        for phase in found["phases"]:
+            for figure in (phase["baseline"], phase["with_policy"], phase["gain"]):
+                assert (figure["ci95"] is None) == (pairs < 3)

@@ -7,11 +7,15 @@ from types import ModuleType
 
 import pytest
 
+from reports.html.render import render_page
 from reports.info.advice import step_limit
+from reports.info.comparison import comparison_info
 from reports.info.run import run_info
 from reports.info.verdict import Outcome, outcome_of, verdict_info
+from reports.markdown import markdown_page
+from reports.pages.comparison import comparison_page
 from reports.pages.run import run_page
-from store.records import Ratio, RunRecord, StepTimes
+from store.records import FEWEST_PAIRS, PassStatistics, PolicyChoice, Ratio, RunRecord, StepTimes
 
 
 def text_of(run: RunRecord) -> str:
@@ -27,10 +31,12 @@ def text_of(run: RunRecord) -> str:
         (0.9, (0.8, 1.0), Outcome.NO_GAIN),
         (1.1, (0.99, 1.2), Outcome.NO_GAIN),
         (1.1, (1.05, 1.2), Outcome.SLOWER),
+        (0.9, (0.9, 0.9), Outcome.NOT_SHOWN),
+        (0.9, None, Outcome.NOT_SHOWN),
     ],
 )
 def test_only_an_interval_without_one_is_a_gain_or_a_loss(
-    ratio: float, interval: tuple[float, float], outcome: Outcome
+    ratio: float, interval: tuple[float, float] | None, outcome: Outcome
 ) -> None:
     assert outcome_of(Ratio(ratio=ratio, ci95=interval)) is outcome
 
@@ -55,14 +61,15 @@ def test_no_gain_is_said_plainly(build: ModuleType) -> None:
 
 
 def test_a_single_pair_shows_nothing(build: ModuleType) -> None:
-    run = replace(build.make_run(pairs=1), gain_tpot=Ratio(ratio=0.8, ci95=(0.8, 0.8)))
+    run = replace(build.make_run(pairs=1), gain_tpot=Ratio(ratio=0.8, ci95=None))
     info = run_info(run)
     assert info.verdict.headline == (
         "Nothing is shown: time per output token changed by −20.0 %, no interval: too few pairs."
     )
-    assert "no gain, not sure" in info.verdict.one_sentence
+    assert info.verdict.outcome == "not shown"
+    assert info.verdict.one_sentence.count("nothing is shown") == 1
     assert info.verdict.key_figures[0].interval == "no interval: too few pairs"
-    assert "A single pair gives no interval of times." in info.verdict.sentences
+    assert "Fewer than 3 pairs give no interval of times." in info.verdict.sentences
     assert run_page(info).badge == "Not sure"
     assert any("pairs" in step for step in info.verdict.next_steps)
 
@@ -142,3 +149,67 @@ def test_reads_of_device_memory_are_not_called_fetches(build: ModuleType) -> Non
     verdict = verdict_info(replace(build.make_run(), tier="device"))
     assert "reads" in verdict.sentences[1]
     assert "cached" not in verdict.sentences[0]
+
+
+@pytest.mark.parametrize("pairs", [1, 2])
+def test_every_page_of_a_run_without_intervals_can_be_made(build: ModuleType, pairs: int) -> None:
+    run = without_intervals(build.make_run(pairs=pairs))
+    other = without_intervals(build.make_run(run_id="run-0002", theta=0.6, pairs=pairs))
+    for page in (run_page(run_info(run)), comparison_page(comparison_info([run, other]), (run_info(run),) * 2)):
+        html, markdown = render_page(page), markdown_page(page)
+        assert "nan" not in markdown.lower().split()
+        assert "None" not in markdown
+        assert "outside the noise" not in markdown
+        assert "no interval" in html
+    assert f"Fewer than {FEWEST_PAIRS} pairs give no interval of times." in verdict_info(run).sentences
+
+
+def without_intervals(run: RunRecord) -> RunRecord:
+    def passes(of: PassStatistics) -> PassStatistics:
+        assert of.ttft_seconds is not None
+        return replace(
+            of, ttft_seconds=replace(of.ttft_seconds, ci95=None), tpot_seconds=replace(of.tpot_seconds, ci95=None)
+        )
+
+    assert run.gain_ttft is not None
+    return replace(
+        run,
+        gain_ttft=replace(run.gain_ttft, ci95=None),
+        gain_tpot=replace(run.gain_tpot, ci95=None),
+        baseline=passes(run.baseline),
+        with_policy=passes(run.with_policy),
+    )
+
+
+@pytest.mark.parametrize(("limit", "said"), [(None, "1.0 %"), (0.02, "2.0 %"), (0.05, None)])
+@pytest.mark.parametrize("policy", ["caee", "budget"])
+def test_advice_on_loss_knows_what_the_user_allows(
+    build: ModuleType, policy: str, limit: float | None, said: str | None
+) -> None:
+    run = replace(build.make_run(theta=0.8, loss_rise=0.03), max_quality_drop=limit)
+    if policy == "budget":
+        run = replace(run, policy=PolicyChoice(name="budget", parameters={"epsilon": 0.02}))
+    advice = [step for step in verdict_info(run).next_steps if "Loss rises" in step]
+    assert [step.split(":")[0] for step in advice] == ([f"Loss rises by more than {said}"] if said else [])
+    roomy = replace(build.make_run(theta=0.8, loss_rise=0.001), max_quality_drop=limit)
+    assert any("--theta 0.7" in step for step in verdict_info(roomy).next_steps)
+
+
+@pytest.mark.parametrize("ratio", [Ratio(ratio=0.9, ci95=(0.85, 0.95)), Ratio(ratio=1.0, ci95=(0.9, 1.1))])
+@pytest.mark.parametrize("part", ["fetch_wait", "experts", "exchange", "decide", "other"])
+@pytest.mark.parametrize("devices", [1, 4])
+def test_the_router_against_itself_is_an_a_a_comparison(
+    build: ModuleType, ratio: Ratio, part: str, devices: int
+) -> None:
+    parts = {"fetch_wait": 1e-3, "experts": 1e-3, "exchange": 1e-3, "decide": 1e-3, "other": 1e-3} | {part: 6e-3}
+    run = build.make_run(devices=devices, loss_rise=0.03)
+    run = replace(
+        run,
+        policy=PolicyChoice(name="router", parameters={}),
+        gain_tpot=ratio,
+        with_policy=replace(run.with_policy, step_times=StepTimes(total=10e-3, **parts)),
+    )
+    verdict = verdict_info(run)
+    assert verdict.headline.startswith("An A/A comparison: ")
+    assert "against itself (A/A: what differs is noise)" in verdict.sentences[0]
+    assert ["quieter machine" in step for step in verdict.next_steps] == ([True] if ratio.outside_noise else [])
