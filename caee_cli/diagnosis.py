@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from caee_cli.guard import installed_in, strangers
@@ -13,21 +14,40 @@ from probes.devices import devices_text, find_devices
 from probes.errors import CaeeError
 from probes.fingerprint import take_fingerprint
 from probes.records import Calibration, Fingerprint
+from probes.text import plural
 from store.entries import RecordKind
 from store.session import open_store
 
 
 def diagnose(store: str | None, chosen: Path | None) -> tuple[tuple[Finding, ...], Fingerprint]:
     """All findings, and the machine's fingerprint. A store that cannot be opened is a finding, not an error."""
-    kept, calibration, folder = _store(store, chosen)
-    devices = find_devices(None)
-    fingerprint = take_fingerprint(devices, folder)
-    findings = [_packages(), kept, *machine_findings(folder), *gpu_findings(fingerprint)]
-    findings.append(_no_cost_models() if calibration is None else _cost_models(calibration, folder))
-    return tuple(findings), fingerprint
+    kept = _store(store)
+    folder = chosen if chosen is not None and chosen.is_dir() else kept.folder
+    fingerprint = take_fingerprint(find_devices(None), folder)
+    findings = (
+        _packages(),
+        kept.finding,
+        *machine_findings(chosen or folder),
+        *gpu_findings(fingerprint),
+        _cost_models(kept, folder),
+    )
+    return findings, fingerprint
 
 
-def _no_cost_models() -> Finding:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kept:
+    """What the store tells. ``folder``: whose disk is looked at where none is chosen; ``calibration``: the newest."""
+
+    finding: Finding
+    folder: Path
+    calibration: Calibration | None = None
+
+
+def _cost_models(kept: _Kept, folder: Path) -> Finding:
+    if kept.calibration is not None:
+        return _newest_cost_models(kept.calibration, folder)
+    if kept.finding.status == "fail":
+        return Finding(what="cost models", status="note", detail="not known: the store cannot be read")
     return Finding(
         what="cost models",
         status="note",
@@ -36,7 +56,7 @@ def _no_cost_models() -> Finding:
     )
 
 
-def _cost_models(calibration: Calibration, folder: Path) -> Finding:
+def _newest_cost_models(calibration: Calibration, folder: Path) -> Finding:
     if calibration.fingerprint is None:
         return imported_finding(calibration)
     try:
@@ -64,17 +84,18 @@ def _packages() -> Finding:
     )
 
 
-def _store(location: str | None, chosen: Path | None) -> tuple[Finding, Calibration | None, Path]:
+def _store(location: str | None) -> _Kept:
     try:
         with open_store(location) as kept:
-            folder = disk_folder(kept, chosen)
+            folder = disk_folder(kept, None)
             calibration = kept.calibration() if kept.entries(RecordKind.CALIBRATION) else None
             problems = [problem for problem in kept.check() if problem.damage]
             count = len(kept.entries())
     except CaeeError as error:
-        fallback = chosen if chosen is not None and chosen.is_dir() else Path(tempfile.gettempdir())
-        return Finding(what="store", status="fail", detail=error.message, fix=error.hint), None, fallback
+        finding = Finding(what="store", status="fail", detail=error.message, fix=error.hint)
+        return _Kept(finding=finding, folder=Path(tempfile.gettempdir()))
+    finding = Finding(what="store", status="ok", detail=f"{kept.location}: {plural(count, 'record')}")
     if problems:
         detail = f"{kept.location}: {len(problems)} damaged, first: {problems[0].message}"
-        return Finding(what="store", status="fail", detail=detail, fix="caee store check"), calibration, folder
-    return Finding(what="store", status="ok", detail=f"{kept.location}: {count} records"), calibration, folder
+        finding = Finding(what="store", status="fail", detail=detail, fix="caee store check")
+    return _Kept(finding=finding, folder=folder, calibration=calibration)

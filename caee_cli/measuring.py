@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from probes.text import plural
+
 if TYPE_CHECKING:
     from probes.drift import DriftReport
     from probes.records import Calibration, Probe
@@ -48,20 +50,45 @@ def measure_and_store(
         if stopped.probe is None:
             raise Interrupted("interrupted; no link was complete, nothing was kept") from stopped
         store.save_probe(stopped.probe)
-        kept = f"{len(stopped.probe.links)} links were complete and are kept as probe {stopped.probe.probe_id}"
-        raise Interrupted(f"interrupted; {kept}") from stopped
+        complete = plural(sum(bool(link.samples) for link in stopped.probe.links), "complete link")
+        raise Interrupted(
+            f"interrupted; {complete} kept as probe {stopped.probe.probe_id}",
+            hint="`caee calibrate` takes the newest probe that is complete; run `caee probe` again for all links",
+        ) from stopped
     store.save_probe(measured)
     return measured
 
 
 def fit_and_store(store: Store, probe_id: str | None, file: Path | None, seed: int) -> Calibration:
-    """Fit a stored probe, the newest by default, or import a measurement; keep the models."""
+    """Fit a stored probe, by default the newest that was not interrupted, or import a measurement; keep the models."""
     from probes.calibration import calibrate
     from probes.imports.detect import import_measurement
 
-    calibration = import_measurement(file) if file is not None else calibrate(store.probe(probe_id), seed=seed)
+    calibration = import_measurement(file) if file is not None else calibrate(_to_fit(store, probe_id), seed=seed)
     store.save_calibration(calibration)
     return calibration
+
+
+def _to_fit(store: Store, probe_id: str | None) -> Probe:
+    """The probe with that id; None: the newest that was not interrupted, or where all were, the newest. Says which it
+    left out, and what an interrupted one lacks."""
+    from caee_cli.output import note, warn
+    from store.entries import RecordKind
+
+    kept = store.entries(RecordKind.PROBE) if probe_id is None else ()
+    for at, entry in enumerate(kept):
+        probe = store.probe(entry.record_id)
+        if not probe.interrupted:
+            for name in (newer.record_id for newer in kept[:at]):
+                note(f"Left out the newer probe {name}, which was interrupted; --probe {name} fits it all the same")
+            return probe
+    chosen = store.probe(probe_id)
+    if chosen.interrupted:
+        warn(
+            f"probe {chosen.probe_id} was interrupted: the links that it did not measure have no cost model, and a run "
+            "that needs one has no costs; `caee probe` measures them all"
+        )
+    return chosen
 
 
 def check_stored(store: Store, folder: Path | None, seed: int) -> DriftReport:

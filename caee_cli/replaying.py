@@ -152,7 +152,7 @@ def replay(request: ReplayRequest) -> tuple[RunRecord | None, str]:
     """Run, store, and return the record and where it is stored; None on the ranks that torchrun started beside 0."""
     from caee_cli.calibrations import calibration_for
     from caee_cli.measuring import disk_folder
-    from caee_cli.running import PROGRESS_FILE, ended_by_interrupts, progress_bar
+    from caee_cli.running import PROGRESS_FILE, crowding_notes, ended_by_interrupts, progress_bar
     from store.session import open_store
 
     with open_store(request.store) as store:
@@ -165,8 +165,9 @@ def replay(request: ReplayRequest) -> tuple[RunRecord | None, str]:
             from runtime.tracerun.session import run_trace_rank
 
         fingerprint = take_fingerprint(options.devices, options.folder)
-        calibration, why_none = calibration_for(store, fingerprint, options.tier)
-        options = dataclasses.replace(options, calibration=calibration, notes=(why_none,) if why_none else ())
+        calibration, why_none = calibration_for(store, fingerprint, options.tier, options.devices)
+        notes = (*crowding_notes(options.devices), *filter(None, [why_none]))
+        options = dataclasses.replace(options, calibration=calibration, notes=notes)
 
         def keep(report: TraceRunReport) -> RunRecord:
             record = trace_run_record(options, report, fingerprint, model_name(request.shape))

@@ -10,13 +10,13 @@ import pickle
 import signal
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from caee_cli.signalling import SignalRequest, serving_signals
-from probes.errors import Interrupted, UsageError
+from probes.errors import CheckpointError, Interrupted, UsageError
 from probes.text import plural
 
 if TYPE_CHECKING:
@@ -69,8 +69,11 @@ def execute(request: RunRequest) -> tuple[RunRecord | PolicyRecord | None, str]:
     """
     from caee_cli import tuning
     from caee_cli.calibrations import calibration_for
+    from caee_cli.outputs import refuse_overwriting
     from store.session import open_store
 
+    if request.signals.steps_jsonl is not None:
+        refuse_overwriting(request.signals.steps_jsonl, store=request.store)
     # The store is opened before the work: a run that cannot be kept should not take its time first.
     with open_store(request.store) as store, contextlib.ExitStack() as stack:
         store.require_writable()
@@ -85,7 +88,7 @@ def execute(request: RunRequest) -> tuple[RunRecord | PolicyRecord | None, str]:
         signals = stack.enter_context(serving_signals(asked, _model_name(request)))
         options = dataclasses.replace(options, signals=signals)
         fingerprint = take_fingerprint(options.devices, options.model)
-        calibration, why_none = calibration_for(store, fingerprint, options.tier)
+        calibration, why_none = calibration_for(store, fingerprint, options.tier, options.devices)
         options = dataclasses.replace(
             options, calibration=calibration, notes=(*options.notes, *filter(None, [why_none]))
         )
@@ -143,7 +146,8 @@ def _interrupted(options: RunOptions, keep: Callable[[RankReport], RunRecord | P
 def _options(request: RunRequest, store: Store) -> RunOptions:
     from caee_cli.tuning import use_stored, wished
     from runtime.demo import held_out_path
-    from runtime.options import RunOptions, read_text
+    from runtime.models.config import read_moe_shape
+    from runtime.options import RunOptions, check_device_count, read_text
     from runtime.policy.guard import parse_brake
 
     tasks = _tasks(request)
@@ -152,6 +156,8 @@ def _options(request: RunRequest, store: Store) -> RunOptions:
     prompts = _prompts(request, text)
     model = checked_model(request.model, input_len=request.input_len, max_new_tokens=request.max_new_tokens)
     devices = devices_named(request.devices)
+    with contextlib.suppress(CheckpointError):  # of some families only the weights tell; then the ranks refuse
+        check_device_count(len(devices), read_moe_shape(model).num_experts)
     tier = request.tier or ("disk" if devices[0].kind == "cpu" else "host")
     policy, origin = wish.spec, None
     notes: list[str] = []
@@ -175,7 +181,7 @@ def _options(request: RunRequest, store: Store) -> RunOptions:
         max_quality_drop=wish.limit,
         search=wish.search,
         policy_origin=origin,
-        notes=tuple(notes),
+        notes=(*crowding_notes(devices), *notes),
         brake=None if request.brake is None else parse_brake(request.brake),
         dtype=request.dtype,
         seed=request.seed,
@@ -229,6 +235,20 @@ def devices_named(text: str | None) -> tuple[Device, ...]:
         from probes.devices import find_devices
 
         return find_devices(text)
+
+
+def crowding_notes(devices: Sequence[Device]) -> tuple[str, ...]:
+    """For the record, and said at once, where more ranks on the CPU than there are processors would take turns."""
+    from caee_cli.output import warn
+    from probes.limits import cpus_allowed
+
+    processors = cpus_allowed()
+    if devices[0].kind != "cpu" or len(devices) <= processors:
+        return ()
+    remark = f"{len(devices)} ranks on the CPU take turns on {plural(processors, 'processor')}: this is slow, and noisy"
+    if os.environ.get("RANK", "0") == "0":
+        warn(remark)
+    return (remark,)
 
 
 def _prompts(request: RunRequest, text: str) -> tuple[str, ...]:

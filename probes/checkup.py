@@ -156,6 +156,10 @@ def _locked_memory() -> Finding:
 
 
 def _disk(folder: Path) -> Iterator[Finding]:
+    if not folder.is_dir():
+        fix = "name a folder on the disk that the experts lie on"
+        yield Finding(what="disk", status="fail", detail=f"{folder} is no folder", fix=fix)
+        return
     mount = mount_of(folder)
     where = f"{folder} ({mount.kind})" if mount else str(folder)
     scratch = make_scratch(folder, size_bytes=_SCRATCH_BYTES, seconds=_SCRATCH_SECONDS, seed=0)

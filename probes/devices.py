@@ -28,8 +28,8 @@ def find_devices(text: str | None = None) -> tuple[Device, ...]:
         if "," in rest:
             raise UsageError(f"{text!r}: ranks on the CPU are counted, not listed", hint=_HOW)
         return _cpu_ranks(_number(rest, text) if rest else cpus_allowed())
-    if kind not in ("cuda", "gpu"):
-        raise UsageError(f"{text!r} does not name devices", hint=_HOW)
+    if kind != "cuda":
+        raise UsageError(f"{text!r} does not name devices: their kinds are cpu and cuda", hint=_HOW)
     return _chosen_gpus(rest, text)
 
 

@@ -21,7 +21,7 @@ from probes.groups import link_groups
 from probes.ids import new_id, now
 from probes.links import GRANULARITY, measure_link
 from probes.plan import BackendFactory, LinkPlan, host_copies, plan_links
-from probes.records import Concurrency, Device, Field, Fingerprint, LinkKind, LinkMeasurement, Probe
+from probes.records import INTERRUPTED, Concurrency, Device, Field, Fingerprint, LinkKind, LinkMeasurement, Probe
 from probes.sampling import Limits
 from probes.scratch import make_scratch
 from probes.topology import pcie_while_busy
@@ -132,7 +132,7 @@ def probe(
         devices=devices,
         links=tuple(links),
         link_groups=link_groups(links, devices, sizes=options.extra_sizes),
-        warnings=("interrupted: not all links were measured",) if stopped else (),
+        warnings=(INTERRUPTED,) if stopped else (),
     )
     if stopped:
         raise ProbeInterrupted(found if any(link.samples for link in links) else None)

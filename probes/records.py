@@ -150,6 +150,10 @@ class LinkGroup:
     factor: float
 
 
+INTERRUPTED = "interrupted: not all links were measured"
+"""The warning of a probe that was stopped by the user."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
     """Everything one ``caee probe`` measured."""
@@ -161,6 +165,11 @@ class Probe:
     links: tuple[LinkMeasurement, ...]
     link_groups: tuple[LinkGroup, ...] = ()
     warnings: tuple[str, ...] = ()
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether links are missing because the user stopped it."""
+        return INTERRUPTED in self.warnings
 
 
 class ModelForm(StrEnum):

@@ -154,7 +154,7 @@ class CacheBook:
         if slots < 0 or layers < 1 or experts < 1:
             raise UsageError(f"a cache of {slots} slots for {layers} layers of {experts} experts is not possible")
         if spec.kind == "belady" and next_use_LN is None:
-            raise UsageError("belady looks ahead, which a live run cannot", hint="use lfu or lru")
+            raise UsageError("belady looks ahead, which a live run cannot", hint="use lfu, lru or forecast")
         self.spec = spec
         self.slots = slots
         self._experts = experts

@@ -12,6 +12,7 @@ import numpy as np
 
 from probes.records import Calibration, Device
 from runtime.cost import CostTable, cost_table, uniform_costs
+from runtime.options import check_device_count
 from runtime.parallel import contiguous_placement
 from runtime.policy.types import Ints, LinkGroups
 
@@ -47,7 +48,9 @@ def lay_out(
     """The layout over ``devices``, one per rank, and the costs behind it; no costs without a calibration.
 
     ``cache_experts`` per device over all layers; None: half of the device's own. On tier ``device`` all are cached.
+    Raises ``UsageError`` where a device would have no expert.
     """
+    check_device_count(len(devices), num_experts)
     placement_N = contiguous_placement(num_experts, len(devices))
     own, offloading = most_experts(placement_N) * layers, tier != "device"
     wanted = own if not offloading else (cache_experts or max(1, own // 2))

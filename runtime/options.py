@@ -98,7 +98,7 @@ class RunOptions:
             )
         resolve(self.policy, offloading=self.offloading)
         if parse_cache(self.cache).kind == "belady":
-            raise UsageError("cache belady looks ahead, which a live run cannot", hint="choose lfu or lru")
+            raise UsageError("cache belady looks ahead, which a live run cannot", hint="choose lfu, lru or forecast")
 
     @property
     def device_kind(self) -> str:
@@ -117,6 +117,15 @@ class RunOptions:
         """Whether the policy applies in ``prefill`` or ``decode``."""
         chosen = self.phases or ("all" if self.offloading else "decode")
         return chosen in ("all", phase)
+
+
+def check_device_count(devices: int, num_experts: int) -> None:
+    """Raise ``UsageError`` where a device would have no expert of a layer."""
+    if devices > num_experts:
+        raise UsageError(
+            f"{devices} devices for {num_experts} experts per layer leave some without one",
+            hint=f"give at most {num_experts} with --devices",
+        )
 
 
 def resolve_model(name: str) -> Path:

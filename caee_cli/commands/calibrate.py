@@ -12,7 +12,10 @@ from caee_cli.options import JsonOption, SeedOption, StoreOption
 
 def command(
     probe: Annotated[
-        str | None, typer.Option("--probe", metavar="ID", help="Which stored probe to fit. Default: the newest.")
+        str | None,
+        typer.Option(
+            "--probe", metavar="ID", help="Which stored probe to fit. Default: the newest that was not interrupted."
+        ),
     ] = None,
     file: Annotated[
         Path | None,

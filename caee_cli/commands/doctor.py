@@ -17,12 +17,14 @@ def command(
     json: JsonOption = False,
     store: StoreOption = None,
 ) -> None:
-    """Say what this machine can and cannot do, each with the reason and the fix."""
+    """Say what this machine can and cannot do, each with the reason and the fix; exit code 3 where a check fails."""
     from dataclasses import asdict
 
     from caee_cli.diagnosis import diagnose
     from caee_cli.output import emit_json, show
     from probes.documents import fingerprint_document
+    from probes.errors import CheckFailed
+    from probes.text import plural
     from reports.measured import findings_table
 
     findings, fingerprint = diagnose(store, disk_path)
@@ -36,3 +38,7 @@ def command(
         )
     else:
         show(findings_table(findings))
+    if failed := [finding.what for finding in findings if finding.status == "fail"]:
+        raise CheckFailed(
+            f"{plural(len(failed), 'check')} failed: {', '.join(failed)}", hint="what was found says what mends it"
+        )

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import yaml
 
-from probes.errors import InputError, UsageError
+from probes.errors import InputError, RunError, UsageError
 from probes.text import first_line
 
 SHAPES = ("decode", "prefill")
@@ -90,9 +90,9 @@ class TaskOptions:
 
 
 def require_harness() -> None:
-    """Raise ``UsageError`` where lm-evaluation-harness is not installed."""
+    """Raise ``RunError`` where lm-evaluation-harness is not installed."""
     if importlib.util.find_spec("lm_eval") is None:
-        raise UsageError(
+        raise RunError(
             "--lm-eval needs lm-evaluation-harness, which is not installed",
             hint="in a clone of caee: pip install '.[lm-eval]'",
         )

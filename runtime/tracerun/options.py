@@ -9,7 +9,7 @@ from probes.errors import UsageError
 from probes.records import Calibration, Device
 from runtime.cache import parse_cache
 from runtime.models.config import MoeShape
-from runtime.options import DTYPES, TIERS
+from runtime.options import DTYPES, TIERS, check_device_count
 from runtime.policy.spec import refuse_without_scores, resolve
 from runtime.policy.types import PolicySpec
 from runtime.tracerun.traffic import Traffic
@@ -51,11 +51,12 @@ class TraceRunOptions:
         for name, number in (("pairs", self.pairs), ("cache-experts", self.cache_experts)):
             if number is not None and number < 1:
                 raise UsageError(f"--{name} {number} is too small", hint="give at least 1")
+        check_device_count(len(self.devices), self.shape.num_experts)
         resolve(self.policy, offloading=self.offloading)
         if not self.traffic.meta.scores_recorded:
             refuse_without_scores(self.policy, self.traffic.meta.top_k)
         if parse_cache(self.cache).kind == "belady":
-            raise UsageError("cache belady looks ahead, which a run cannot", hint="choose lfu or lru")
+            raise UsageError("cache belady looks ahead, which a run cannot", hint="choose lfu, lru or forecast")
 
     @property
     def offloading(self) -> bool:

@@ -17,14 +17,14 @@ import numpy as np
 import torch
 
 from probes.backend import TorchBackend
-from probes.errors import RunError, UsageError
+from probes.errors import RunError
 from probes.files import written_whole
 from probes.limits import memory_available_bytes
 from probes.records import Device
 from probes.units import format_size
 from runtime.cache import CacheBook, parse_cache
 from runtime.cost import CostTable, uniform_costs
-from runtime.experts.transfer import ExpertSource, Request, TransferEngine, most_buffers
+from runtime.experts.transfer import PART_BYTES, ExpertSource, Request, TransferEngine, most_buffers
 from runtime.layout import UNKNOWN_SECONDS, lay_out, most_experts
 from runtime.parallel import Ranks, join, leave
 from runtime.policy.spec import parse_policy, resolve
@@ -103,8 +103,6 @@ class TraceRunSession:
         self.options = options
         self.ranks = ranks
         shape = options.shape
-        if ranks.world > shape.num_experts:
-            raise UsageError(f"{ranks.world} devices share {shape.num_experts} experts", hint="give fewer --devices")
         self.devices, self.device = take_device(options.devices, ranks)
         self._ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", ranks.world))
         self.dtype = STORED_DTYPES.get(options.dtype) or stored_dtype(shape) or torch.bfloat16
@@ -177,8 +175,9 @@ class TraceRunSession:
         self.execution.restore([book.snapshot() for book in warm.books] or self._start)
         self._drain()
         records: list[StepRecord] = []
-        self.ranks.barrier()
         with without_garbage_collection():
+            # Only now: ranks take unequal times to collect, and who begins first would wait for them on the clock.
+            self.ranks.barrier()
             begin = last = time.perf_counter()
             for number in range(traffic.warmup_steps, traffic.warmup_steps + (steps or traffic.steps)):
                 record = self.execution.step(traffic.step(number), warm.policy)
@@ -270,7 +269,8 @@ class TraceRunSession:
             self.ranks.gather(None)  # where a rank that failed tells the others why
 
         if self.options.tier == "disk":
-            return ScratchSource(self.options.folder, self.content, self.units, in_step=in_step)
+            part = PART_BYTES if self.device.type == "cpu" else None
+            return ScratchSource(self.options.folder, self.content, self.units, in_step=in_step, part_bytes=part)
         return MemorySource(self.content, self.units, self.backend, in_step=in_step)
 
     # measuring --------------------------------------------------------------------------------------------------------

@@ -2,17 +2,35 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import resource
 import tempfile
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from caee_cli.main import run_app
-from probes.records import Field, LinkKind, Probe
+from probes.records import INTERRUPTED, Field, LinkKind, Probe
+from store.session import open_store
+
+
+@pytest.fixture(scope="session")
+def build() -> ModuleType:
+    """The builders of made-up records that the report's tests have."""
+    spec = importlib.util.spec_from_file_location(
+        "report_records", Path(__file__).parents[1] / "reports" / "records.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture
@@ -67,10 +85,6 @@ def test_probe_calibrate_doctor_in_a_row(
 
 @pytest.mark.usefixtures("quick_machine")
 def test_a_changed_machine_fails_the_check_with_code_3(store: str, capsys: pytest.CaptureFixture[str]) -> None:
-    from dataclasses import replace
-
-    from store.session import open_store
-
     run_json(capsys, "probe", "--quick", "--devices", "cpu:2", "--store", store)
     with open_store(store) as kept:
         measured: Probe = kept.probe()
@@ -80,7 +94,9 @@ def test_a_changed_machine_fails_the_check_with_code_3(store: str, capsys: pytes
     assert run_app(["calibrate", "--probe", "0ther", "--store", store]) == 0
     assert run_app(["calibrate", "--check", "--store", store]) == 3
     assert "torch" in capsys.readouterr().err
-    findings = run_json(capsys, "doctor", "--store", store)["findings"]
+    capsys.readouterr()
+    assert run_app(["doctor", "--store", store, "--json"]) == 3
+    findings = json.loads(capsys.readouterr().out)["findings"]
     models = next(finding for finding in findings if finding["what"] == "cost models")
     assert models["status"] == "fail"
     assert "torch" in models["detail"]
@@ -91,10 +107,6 @@ def test_a_drifted_link_is_named_with_code_3(
     store: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The stored probe was ten times as slow as this machine is now."""
-    from dataclasses import replace
-
-    from store.session import open_store
-
     monkeypatch.setattr("probes.drift._SECONDS_PER_LINK", 0.5)
     run_json(capsys, "probe", "--quick", "--devices", "cpu:1", "--store", store)
     with open_store(store) as kept:
@@ -190,7 +202,6 @@ def test_an_interrupted_probe_says_what_is_kept(
     store: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from probes import probe as module
-    from store.session import open_store
 
     genuine, calls = module.measure_link, 0
 
@@ -205,8 +216,90 @@ def test_an_interrupted_probe_says_what_is_kept(
     assert run_app(["probe", "--quick", "--devices", "cpu:2", "--store", store]) == 130
     message = capsys.readouterr().err
     with open_store(store) as kept:
-        assert kept.probe().probe_id in message
+        assert f"1 complete link kept as probe {kept.probe().probe_id}" in message
         assert len(kept.probe().links) == 1
+        assert kept.probe().interrupted
+
+
+@pytest.fixture
+def probes_kept(store: str, build: ModuleType) -> Callable[..., str]:
+    """Puts probes into the store, in that order: of each its id, and whether it was interrupted."""
+
+    def keep(**interrupted: bool) -> str:
+        with open_store(store) as kept:
+            for number, (name, stopped) in enumerate(interrupted.items()):
+                whole = replace(build.make_probe(), probe_id=name, created_at=f"2026-03-14T09:2{number}:00Z")
+                part = replace(whole, links=whole.links[:1], warnings=(INTERRUPTED,))
+                kept.save_probe(part if stopped else whole)
+        return store
+
+    return keep
+
+
+@pytest.mark.parametrize(
+    ("kept", "fitted"),
+    [
+        ({"a": False}, "a"),
+        ({"a": False, "b": True}, "a"),
+        ({"a": False, "b": True, "c": True}, "a"),
+        ({"a": True, "b": False}, "b"),
+        ({"a": True, "b": True}, "b"),
+    ],
+)
+def test_calibrate_takes_the_newest_probe_that_was_not_interrupted(
+    probes_kept: Callable[..., str], kept: dict[str, bool], fitted: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    location = probes_kept(**kept)
+    assert run_app(["calibrate", "--store", location, "--json"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["probe_id"] == fitted
+    for name in kept:
+        assert (f"--probe {name} fits it" in printed.err) == (name > fitted), "every newer one is named"
+    assert (f"probe {fitted} was interrupted" in printed.err) == kept[fitted]
+
+
+def test_an_interrupted_probe_is_fitted_where_it_is_named(
+    probes_kept: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    location = probes_kept(a=False, b=True)
+    assert run_app(["calibrate", "--store", location, "--probe", "b"]) == 0
+    assert "warning: probe b was interrupted" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("kept", "chosen", "said"),
+    [
+        ((True,), 0, None),
+        ((True, False), 0, "has no cost model for disk_to_host to cpu:0; costs are those of calibration 0"),
+        ((False, True), 1, None),
+        ((True, False, False), 0, "calibration 2 has no cost model"),
+        ((False, False), None, "calibration 1 has no cost model for disk_to_host to cpu:0, nor has an older one"),
+    ],
+)
+def test_a_run_takes_the_newest_calibration_that_has_its_link(
+    store: str, build: ModuleType, kept: tuple[bool, ...], chosen: int | None, said: str | None
+) -> None:
+    from caee_cli.calibrations import calibration_for
+
+    whole = build.make_calibration()
+    memory = tuple(replace(model, kind=LinkKind.HOST_MEMORY) for model in whole.models)
+    with open_store(store) as opened:
+        for number, has_disk in enumerate(kept):
+            opened.save_calibration(
+                replace(
+                    whole,
+                    calibration_id=str(number),
+                    created_at=f"2026-03-14T09:2{number}:00Z",
+                    models=whole.models if has_disk else memory,
+                )
+            )
+        found, remark = calibration_for(opened, whole.fingerprint, "disk", whole.devices)
+        assert (found and found.calibration_id) == (None if chosen is None else str(chosen))
+        assert (remark is None) == (said is None)
+        assert said is None or said in str(remark)
+        newest_in_memory = max((number for number, has_disk in enumerate(kept) if not has_disk), default=None)
+        found, remark = calibration_for(opened, whole.fingerprint, "host", whole.devices)
+        assert (found and found.calibration_id) == (None if newest_in_memory is None else str(newest_in_memory))
 
 
 def test_imports_are_told_from_their_content(store: str, shared_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -221,9 +314,53 @@ def test_imports_are_told_from_their_content(store: str, shared_data: Path, caps
 def test_doctor_speaks_of_a_store_that_cannot_be_opened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     broken = tmp_path / "broken.db"
     broken.write_bytes(b"no database at all" * 100)
-    findings = run_json(capsys, "doctor", "--store", str(broken))["findings"]
-    kept = next(finding for finding in findings if finding["what"] == "store")
-    assert kept["status"] == "fail"
+    code, findings, errors = examined(capsys, "--store", str(broken))
+    assert (code, findings["store"]["status"]) == (3, "fail")
+    assert "1 check failed: store" in errors
+    assert "none are kept" not in findings["cost models"]["detail"]
+
+
+def examined(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, dict[str, dict[str, Any]], str]:
+    """Exit code, findings by name and standard error of ``caee doctor``."""
+    code = run_app(["doctor", "--json", *arguments])
+    printed = capsys.readouterr()
+    return code, {each["what"]: each for each in json.loads(printed.out)["findings"]}, printed.err
+
+
+@pytest.mark.parametrize("missing", ["absent", "a file"])
+def test_doctor_speaks_of_each_thing_under_its_own_name(
+    tmp_path: Path, build: ModuleType, missing: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = str(tmp_path / "caee.db")
+    with open_store(store) as kept:
+        kept.save_calibration(build.make_calibration())
+    (tmp_path / "a file").touch()
+    _, before, _ = examined(capsys, "--store", store)
+    code, findings, errors = examined(capsys, "--store", store, "--disk-path", str(tmp_path / missing))
+    assert code == 3
+    assert "disk" in errors.splitlines()[0]
+    assert findings["disk"]["status"] == "fail"
+    assert "is no folder" in findings["disk"]["detail"]
+    assert {name: found for name, found in findings.items() if name in ("store", "cost models")} == {
+        name: before[name] for name in ("store", "cost models")
+    }
+
+
+def test_doctor_fails_where_any_check_does(
+    store: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from probes.checkup import Finding
+
+    for failed in (0, 1, 2):
+        found = tuple(Finding(what=f"thing {number}", status="fail", detail="it does not") for number in range(failed))
+        fine = Finding(what="other", status="note", detail="it does, slowly")
+        monkeypatch.setattr("caee_cli.diagnosis.machine_findings", lambda _, found=found, fine=fine: (fine, *found))
+        code, _, errors = examined(capsys, "--store", store)
+        assert code == (3 if failed else 0)
+        assert ("check failed: thing 0" in errors, "2 checks failed: thing 0, thing 1" in errors) == (
+            failed == 1,
+            failed == 2,
+        )
 
 
 def test_a_stranger_in_the_place_of_a_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

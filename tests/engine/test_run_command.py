@@ -19,6 +19,9 @@ import psutil
 import pytest
 
 from caee_cli.main import run_app
+from caee_cli.running import crowding_notes
+from probes.devices import find_devices
+from probes.text import plural
 from store.session import open_store
 
 Checkpoint = Callable[..., Path]
@@ -186,12 +189,13 @@ def test_the_document_of_a_run(workplace: Workplace, devices: str, batch_size: i
     for name in ("baseline", "with_policy"):
         statistics = document[name]
         assert statistics["ttft_seconds"]["median"] > 0
-        assert statistics["tpot_seconds"]["ci95"][0] <= statistics["tpot_seconds"]["median"]
+        assert statistics["tpot_seconds"]["ci95"] is None  # of one pair
+        assert statistics["ttft_seconds"]["ci95"] is None
         assert statistics["tokens"] == batch_size * 8
         assert len(statistics["misses_per_device"]) == count
     for gain in document["gain"].values():
         assert gain["ratio"] > 0
-        assert len(gain["ci95"]) == 2
+        assert (gain["ci95"], gain["outside_noise"]) == (None, False)
     assert set(document["quality"]) >= {
         "nll_baseline", "nll_policy", "perplexity_ratio", "mean_kl", "top1_agreement", "tokens",
     }  # fmt: skip
@@ -467,3 +471,41 @@ def test_code_in_a_checkpoint_is_never_run(workplace: Workplace, capsys: pytest.
     (broken / "evil.py").write_text(f"open({str(workplace.folder / 'ran')!r}, 'w')\nclass Config: pass\n")
     assert refused(workplace, capsys, model=str(broken))[0] == 1
     assert not (workplace.folder / "ran").exists()
+
+
+# wrong usage, said before anything is started -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--devices", "gpu"], 2, "their kinds are cpu and cuda"),
+        (["--devices", "gpu:2"], 2, "their kinds are cpu and cuda"),
+        (["--devices", "cpu:33"], 2, "33 devices for 32 experts per layer"),
+        (["--devices", "cpu:64", "--tier", "host"], 2, "at most 32 with --devices"),
+        (["--cache", "belady", "--devices", "cpu:1"], 2, "choose lfu, lru or forecast"),
+    ],
+)
+def test_what_the_devices_and_caches_may_be(
+    tmp_path: Path,
+    arguments: list[str],
+    code: int,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("runtime.launch.launch", lambda *_, **__: pytest.fail("the ranks were started"))
+    assert run_app(["run", "--store", str(tmp_path / "store.db"), *arguments]) == code
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(
+    ("processors", "devices", "warned"), [(1, "cpu:2", True), (2, "cpu:2", False), (4, "cpu:5", True)]
+)
+def test_more_ranks_than_processors_are_warned_of(
+    processors: int, devices: str, warned: bool, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("probes.limits.cpus_allowed", lambda: processors)
+    notes = crowding_notes(find_devices(devices))
+    assert ("take turns" in capsys.readouterr().err) == warned
+    assert [f"on {plural(processors, 'processor')}" in note for note in notes] == [True] * warned

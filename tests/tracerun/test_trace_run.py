@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 import torch
 
+from probes.devices import find_devices
 from probes.errors import RunError, UsageError
 from probes.fingerprint import take_fingerprint
 from runtime.cache import parse_cache
 from runtime.cost import uniform_costs
 from runtime.launch import launch
+from runtime.layout import lay_out
 from runtime.policy.spec import parse_policy, resolve
 from runtime.policy.types import NO_GROUPS
 from runtime.predict import StepCosts, predicted_tpot
@@ -270,10 +272,12 @@ def test_no_room(make_options: Options, open_session: Open, monkeypatch: pytest.
 
 
 def test_more_devices_than_experts(make_options: Options) -> None:
-    from runtime.parallel import Ranks
-
-    with pytest.raises(UsageError, match="13 devices share 12 experts"):
-        TraceRunSession(make_options(), Ranks(rank=0, world=13))
+    with pytest.raises(UsageError, match="13 devices for 12 experts"):
+        make_options(devices="cpu:13")
+    sizes = {"num_experts": 12, "layers": 2, "expert_bytes": 8, "tier": "host", "cache_experts": None}
+    with pytest.raises(UsageError, match="13 devices for 12 experts"):  # ranks of several hosts
+        lay_out(find_devices("cpu:13"), **sizes, calibration=None)
+    lay_out(find_devices("cpu:12"), **sizes, calibration=None)
 
 
 def test_stand_ins_of_a_device_are_all_used() -> None:
@@ -295,3 +299,30 @@ def test_weights_are_ordinary_numbers(dtype: torch.dtype) -> None:
 def test_stored_dtypes(make_shape: Any) -> None:
     assert stored_dtype(make_shape()) is torch.bfloat16
     assert stored_dtype(make_shape("fp8")) is None
+
+
+def test_the_clock_starts_when_all_ranks_are_ready(
+    make_options: Options, open_session: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a rank does before, such as collecting garbage, takes ranks unequal times; none of it is anybody's step."""
+    opened, happened = open_session(make_options(tier="host", policy="router")), []
+    for name in ("collect", "disable", "enable"):
+        monkeypatch.setattr(f"gc.{name}", lambda name=name: happened.append(name))
+    monkeypatch.setattr(type(opened.ranks), "barrier", lambda _: happened.append("barrier"))
+    step = opened.execution.step
+    monkeypatch.setattr(opened.execution, "step", lambda *given: (happened.append("step"), step(*given))[1])
+    opened.run_pass(opened.router, steps=2)
+    start = happened.index("step")
+    assert happened[start - 1] == "barrier"
+    assert happened[:start].count("collect") == 1
+
+
+def test_the_time_of_a_pass_is_that_of_its_steps(make_options: Options) -> None:
+    options = make_options(tier="host", pairs=1)
+    report = run_trace_rank(options)
+    for passes in (report.baseline, report.treated):
+        for record in passes[0]:
+            assert record.tpot_seconds == pytest.approx(np.mean([step.seconds for step in record.steps]))
+    found = trace_run_record(options, report, take_fingerprint(options.devices, options.folder), "tiny")
+    for statistics in (found.baseline, found.with_policy):
+        assert statistics.step_times.total == pytest.approx(statistics.tpot_seconds.median)
