@@ -20,7 +20,8 @@ Results = dict[int, dict[tuple[str, str, str], list[dict[str, Any]]]]
 PROGRAM = Path(__file__).with_name("ranks_program.py")
 WORLDS = (1, 2, 4)
 ENOUGH_SECONDS = 900
-pytestmark = pytest.mark.timeout(ENOUGH_SECONDS + 60)
+# One process runs them all: what they share takes a minute and a half.
+pytestmark = [pytest.mark.timeout(ENOUGH_SECONDS + 60), pytest.mark.xdist_group("ranks")]
 
 SHARED: dict[int, dict[tuple[str, bool], dict[str, Any]]] = {}
 """By number of ranks, then by policy and whether tokens are data-parallel; filled with ``results``."""
