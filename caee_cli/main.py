@@ -64,9 +64,20 @@ def main() -> None:
     if os.environ.get("CAEE_DEBUG") != "1":
         # What torch's libraries log about ranks that are gone, stack traces and all, we say in one message.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+    _open_closed_streams()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a terminal without UTF-8 is no reason to fail
     sys.exit(run_app(sys.argv[1:]))
+
+
+def _open_closed_streams() -> None:
+    """Standard streams that were closed lead nowhere: else the next file to be opened would take their place, and what
+    is printed would go into it."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            nowhere = os.open(os.devnull, os.O_RDWR)
+            os.set_inheritable(nowhere, True)
+            setattr(sys, name, os.fdopen(nowhere, mode))
 
 
 def run_app(arguments: list[str]) -> int:
