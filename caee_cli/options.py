@@ -149,12 +149,12 @@ MetricsHostOption = Annotated[
 
 
 def seconds_option(text: str | float) -> float:
-    """Parser for options that take times: ``412us``, ``0.4ms``, ``0.002`` (seconds), and for their defaults."""
+    """Parser for a machine's times: ``412us``, ``0.4ms``, ``0.002`` (seconds), and for their defaults."""
     from probes.errors import CaeeError
-    from probes.units import parse_seconds
+    from runtime.simulate.machine import parse_machine_seconds
 
     try:
-        return parse_seconds(str(text))
+        return parse_machine_seconds(str(text))
     except CaeeError as error:
         raise typer.BadParameter(error.message) from error
 

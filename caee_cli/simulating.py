@@ -43,8 +43,11 @@ def request_of(
     load_profile: Path | None,
     output: Path | None,
     force: bool,
+    store: str | None,
 ) -> SimulationRequest:
-    """The request of the command's options; what was not given keeps its default. Raises ``UsageError``."""
+    """The request of the command's options; what was not given keeps its default. Raises ``UsageError``, and
+    ``InputError`` where ``output`` cannot be written."""
+    from caee_cli.outputs import check_output
     from probes.errors import UsageError
     from probes.units import parse_size
     from runtime.models.config import read_moe_shape
@@ -53,8 +56,8 @@ def request_of(
     from runtime.simulate.machine import MachineRequest
     from runtime.simulate.scenario import Scenario
 
-    if output is not None and output.exists() and not force:
-        raise UsageError(f"{output} exists already", hint="choose another name, or add --force to replace it")
+    files = [trace, load_profile, model, *(scenario.get("placements") or ())]
+    check_output(output, force=force, inputs=[Path(file) for file in files if file is not None], store=store)
     if expert_bytes is not None and model is not None:
         raise UsageError("--expert-bytes and --model both give the experts' size", hint="give one of them")
     size = None if expert_bytes is None else parse_size(expert_bytes)
@@ -98,8 +101,12 @@ def simulate_and_store(request: SimulationRequest, store: Store) -> dict[str, An
     ):
         check_asked(request.trace, whole.meta, options)
         source = whole if request.layers is None else FirstLayers(whole, request.layers)
+        experts = source.meta.num_experts
         plan = make_plan(
-            request.scenario, source, lambda tier: machine_for(request.machine, store.calibration, tier), loads
+            request.scenario,
+            source,
+            lambda tier: machine_for(request.machine, store.calibration, tier, experts=experts),
+            loads,
         )
         with _progress("replaying", request.trace) as replaying, _Stopping() as stopping:
 
@@ -128,8 +135,9 @@ def simulate_and_store(request: SimulationRequest, store: Store) -> dict[str, An
     return document
 
 
-def finish(document: dict[str, Any], request: SimulationRequest, *, as_json: bool) -> None:
-    """Write the page, print the result. Raises ``Interrupted`` if the replay was stopped."""
+def finish(document: dict[str, Any], request: SimulationRequest, location: str, *, as_json: bool) -> None:
+    """Write the page, print the result, say where in the store at ``location`` it is. Raises ``Interrupted`` if the
+    replay was stopped."""
     from caee_cli.output import emit_json, note, show
     from probes.errors import Interrupted
     from probes.files import written_whole
@@ -149,14 +157,16 @@ def finish(document: dict[str, Any], request: SimulationRequest, *, as_json: boo
             f"{document['trace']['planned_steps'] - document['trace']['warmup_steps']} steps are complete, and kept as "
             f"simulation {document['simulation_id']}"
         )
+    kept = document["simulation_id"]
+    note(f"Stored simulation {kept} in {location}; `caee report {kept}` makes a page of it.")
 
 
 def _times(written: str | None) -> tuple[float, ...]:
     from probes.errors import UsageError
-    from probes.units import parse_seconds
+    from runtime.simulate.machine import parse_machine_seconds
 
     try:
-        return tuple(parse_seconds(time) for time in (written or "").split(",") if time.strip())
+        return tuple(parse_machine_seconds(time) for time in (written or "").split(",") if time.strip())
     except UsageError as error:
         raise UsageError(f"--seconds-per-expert: {error.message}", hint="such as 412us, 0.002 or 2ms,3ms") from error
 

@@ -44,7 +44,8 @@ def command(
         typer.Option("--tier", metavar="TIER", help="Where experts wait: host, disk or device; repeatable."),
     ] = None,
     devices: Annotated[
-        int | None, typer.Option("--devices", metavar="N", min=1, help="Default: as many as were calibrated, else 8.")
+        int | None,
+        typer.Option("--devices", metavar="N", min=1, help="Default: as many as were calibrated, else 8, or fewer."),
     ] = None,
     batch_size: Annotated[
         str | None,
@@ -141,7 +142,8 @@ def command(
         load_profile=load_profile,
         output=output,
         force=force,
+        store=store,
     )
     with open_store(store) as opened:
         document = simulate_and_store(request, opened)
-    finish(document, request, as_json=as_json)
+    finish(document, request, opened.location, as_json=as_json)

@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from probes.calibration import ORIGIN_PROBE
 from probes.errors import UsageError
 from probes.records import Calibration, LayerModel
+from probes.units import parse_seconds
 from runtime.cost import CostTable, ExpertShape, cost_table, uniform_costs
 from runtime.policy.types import NO_GROUPS
 from runtime.profiles import PROFILES, profile_costs
 from runtime.simulate.records import SimulatedMachine
 
 DEFAULT_DEVICES = 8
+MOST_DEVICES = 4096
+"""Ten times the largest expert parallelism in use; time and memory of a replay grow with the devices."""
+
 LONGEST_SECONDS = 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineRequest:
-    """``devices`` None: as many as were calibrated, else 8. ``seconds_per_expert``: one for all devices or one each.
+    """``devices`` None: as many as were calibrated, else 8, and no more than a layer has experts.
+    ``seconds_per_expert``: one for all devices or one each.
 
     ``shape``: the model's, where it is known: what is measured of such layers is then used in the tier ``device``.
     """
@@ -48,20 +54,22 @@ class MachineRequest:
             )
         if self.overlap and self.staged:
             raise UsageError("--overlap and --staged are two ways for compute to run", hint="give one of them")
-        if self.devices is not None and self.devices < 1:
-            raise UsageError(f"--devices {self.devices} is below 1")
+        if self.devices is not None and not 1 <= self.devices <= MOST_DEVICES:
+            raise UsageError(f"--devices {self.devices} is not between 1 and {MOST_DEVICES}")
         for name in ("expert_compute_seconds", "dense_seconds"):
             _check_seconds(name, getattr(self, name))
         for seconds in self.seconds_per_expert:
             _check_seconds("seconds_per_expert", seconds)
 
 
-def machine_for(request: MachineRequest, calibration_of: Callable[[str], Calibration], tier: str) -> SimulatedMachine:
-    """The machine with experts in ``tier``. ``calibration_of``: the stored calibration of an id.
+def machine_for(
+    request: MachineRequest, calibration_of: Callable[[str], Calibration], tier: str, *, experts: int = MOST_DEVICES
+) -> SimulatedMachine:
+    """The machine with ``experts`` of a layer in ``tier``. ``calibration_of``: the stored calibration of an id.
 
     Raises ``UsageError`` and ``InputError``, and what ``calibration_of`` raises.
     """
-    costs, origin = _costs(request, calibration_of, tier)
+    costs, origin = _costs(request, calibration_of, tier, experts)
     return SimulatedMachine(
         tier=tier,
         costs=costs,
@@ -73,10 +81,13 @@ def machine_for(request: MachineRequest, calibration_of: Callable[[str], Calibra
     )
 
 
-def _costs(request: MachineRequest, calibration_of: Callable[[str], Calibration], tier: str) -> tuple[CostTable, str]:
+def _costs(
+    request: MachineRequest, calibration_of: Callable[[str], Calibration], tier: str, experts: int
+) -> tuple[CostTable, str]:
+    default = min(DEFAULT_DEVICES, experts)
     if request.seconds_per_expert:
         given = request.seconds_per_expert
-        devices = request.devices or (len(given) if len(given) > 1 else DEFAULT_DEVICES)
+        devices = request.devices or (len(given) if len(given) > 1 else default)
         if len(given) not in (1, devices):
             raise UsageError(f"{len(given)} values of --seconds-per-expert do not fit {devices} devices")
         if len(given) == 1:
@@ -85,11 +96,11 @@ def _costs(request: MachineRequest, calibration_of: Callable[[str], Calibration]
     assert request.machine is not None
     assert request.expert_bytes is not None
     if request.machine in PROFILES:
-        costs = profile_costs(request.machine, tier, request.devices or DEFAULT_DEVICES, request.expert_bytes)
+        costs = profile_costs(request.machine, tier, request.devices or default, request.expert_bytes)
         return costs, f"{PROFILES[request.machine].source}, at its stated rate"
     calibration = calibration_of(request.machine)
     measured = [device.name_on_link for device in calibration.devices] or ["cpu:0"]
-    devices = request.devices or len(measured)
+    devices = request.devices or min(len(measured), experts)
     # More devices than were measured: the further ones are like the first, behind the same shared links.
     names = [measured[device % len(measured)] for device in range(devices)]
     costs = cost_table(calibration, tier, names, request.expert_bytes, request.shape)
@@ -114,6 +125,17 @@ def _about_layer(layer: LayerModel | None, shape: ExpertShape | None, devices: i
     return (
         f"the memory's speed alone, since no layer of {shape.num_experts} experts of {shape.hidden_size} × "
         f"{shape.intermediate_size}, {shape.top_k} per token, in {weights} was measured on {devices} devices"
+    )
+
+
+def parse_machine_seconds(text: str) -> float:
+    """Seconds of ``412us``, ``0.4ms`` or a number. Raises ``UsageError``, also for what no machine takes."""
+    with contextlib.suppress(UsageError):
+        seconds = parse_seconds(text)
+        if 0 <= seconds < LONGEST_SECONDS:
+            return seconds
+    raise UsageError(
+        f"{text!r} is not a time between 0 and {LONGEST_SECONDS:g} seconds", hint="such as 412us, 0.4ms or 0.002"
     )
 
 

@@ -23,8 +23,7 @@ Int64s = npt.NDArray[np.int64]
 def make_placement(text: str, *, layers: int, experts: int, devices: int, loads_LN: Int64s | None = None) -> Placement:
     """The placement written ``contiguous``, ``round-robin``, ``balanced[:redundant=R,groups=G,nodes=M]``, or a file's
     path. ``loads_LN``: what ``balanced`` balances. Raises ``UsageError`` and ``InputError``."""
-    if devices < 1:
-        raise UsageError(f"{devices} devices cannot hold experts")
+    check_devices(text, experts=experts, devices=devices)
     ids = np.arange(experts)
     if text == "contiguous":
         return _same_in_every_layer(text, ids * devices // experts, layers)
@@ -39,6 +38,27 @@ def make_placement(text: str, *, layers: int, experts: int, devices: int, loads_
             )
         return Placement(name=text, devices_LNR=_balanced(loads_LN, devices, options))
     return Placement(name=text, devices_LNR=read_placement(Path(text), layers, experts, devices))
+
+
+def check_devices(text: str, *, experts: int, devices: int) -> None:
+    """Raise ``UsageError`` where the placement, written as for ``make_placement``, would leave devices without an
+    expert of a layer, or give one device two copies of each. A file says itself which devices hold what."""
+    if devices < 1:
+        raise UsageError(f"{devices} devices cannot hold experts")
+    name = text.partition(":")[0]
+    redundant = _balanced_options(text).get("redundant", 0) if name == "balanced" else 0
+    if name in ("contiguous", "round-robin", "balanced") and devices > experts + redundant:
+        copies = f" and {redundant} redundant ones" if redundant else ""
+        raise UsageError(
+            f"{devices} devices are more than the {experts} experts of a layer{copies}",
+            hint=f"give at most {experts + redundant} with --devices, or redundant experts: --placement "
+            "balanced:redundant=R, or a file",
+        )
+    if redundant > experts * (devices - 1):
+        raise UsageError(
+            f"{redundant} redundant experts are more copies than {devices} devices can hold of {experts} experts",
+            hint=f"give at most redundant={experts * (devices - 1)}",
+        )
 
 
 def warmup_loads(batching: Batching, layers: int, experts: int, warmup_steps: int) -> Int64s | None:

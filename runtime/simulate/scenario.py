@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,7 +15,7 @@ from runtime.policy.spec import parse_policy, refuse_without_scores, resolve
 from runtime.policy.types import PolicySpec
 from runtime.simulate.batches import Batching, main_layers, plan
 from runtime.simulate.index import TraceIndex, index_of
-from runtime.simulate.placement import make_placement, warmup_loads
+from runtime.simulate.placement import check_devices, make_placement, warmup_loads
 from runtime.simulate.records import PassSpec, Placement, SimulatedMachine
 from runtime.simulate.run import check_trace
 from runtime.trace.records import LoadProfile, TraceMeta, TraceSource
@@ -82,6 +83,8 @@ def make_plan(
             refuse_without_scores(policy, meta.top_k)
     caches = [parse_cache(text) for text in scenario.caches]
     machines = [machine_of(tier) for tier in scenario.tiers]
+    for machine, written in itertools.product(machines, scenario.placements):
+        check_devices(written, experts=meta.num_experts, devices=machine.devices)
     index = index_of(source)
     batch_size = batch_size_of(scenario.batch_size, index)
     batching = plan(source, index, batch_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from probes.records import (
 )
 from runtime.cost import cost_table
 from runtime.profiles import PROFILES
-from runtime.simulate.machine import MachineRequest, machine_for
+from runtime.simulate.machine import MachineRequest, machine_for, parse_machine_seconds
 
 MB = 10**6
 
@@ -168,7 +169,8 @@ def test_profiles_are_plausible_and_say_where_they_are_from() -> None:
         ({"machine": "l4"}, "depends on its size"),
         ({"seconds_per_expert": (-1.0,)}, "not between 0"),
         ({"seconds_per_expert": (float("nan"),)}, "not between 0"),
-        ({"seconds_per_expert": (1.0,), "devices": 0}, "below 1"),
+        ({"seconds_per_expert": (1.0,), "devices": 0}, "not between 1 and 4096"),
+        ({"seconds_per_expert": (1.0,), "devices": 999_999_999}, "not between 1 and 4096"),
         ({"seconds_per_expert": (1.0,), "dense_seconds": float("inf")}, "dense-seconds inf"),
         ({"seconds_per_expert": (1.0,), "expert_compute_seconds": -1.0}, "expert-compute-seconds -1"),
     ],
@@ -176,6 +178,29 @@ def test_profiles_are_plausible_and_say_where_they_are_from() -> None:
 def test_a_machine_that_cannot_be(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
         MachineRequest(**arguments)
+
+
+@pytest.mark.parametrize("text", ["-1", "-1e-9", "1e6", "1e300", "1e999", "9" * 40, "nan", "inf", "soon", "", "1 h"])
+def test_a_time_that_no_machine_takes_is_told_the_range(text: str) -> None:
+    with pytest.raises(UsageError, match=re.escape("is not a time between 0 and 1e+06 seconds")):
+        parse_machine_seconds(text)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("0", 0.0), ("412us", 0.000412), ("999999", 999999.0), ("1e-30", 1e-30)])
+def test_any_other_time_is_read(text: str, seconds: float) -> None:
+    assert parse_machine_seconds(text) == seconds
+
+
+def test_by_default_no_device_is_without_an_expert() -> None:
+    for request in (
+        MachineRequest(seconds_per_expert=(1.0,)),
+        MachineRequest(machine="l4", expert_bytes=MB),
+        MachineRequest(machine="four", expert_bytes=MB),
+    ):
+        machine = machine_for(request, lambda _: GPUS, "host", experts=1)
+        assert machine.devices == 1
+    asked = machine_for(MachineRequest(seconds_per_expert=(1.0,), devices=3), _none, "host", experts=1)
+    assert asked.devices == 3, "what was asked for is the placement's to refuse"
 
 
 def test_as_many_costs_as_devices() -> None:

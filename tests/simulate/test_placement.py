@@ -26,6 +26,30 @@ def test_contiguous_and_round_robin() -> None:
     assert dealt.devices_LNR[0, :, 0].tolist() == [0, 1, 2, 0, 1, 2, 0]
 
 
+@pytest.mark.parametrize("text", ["contiguous", "round-robin", "balanced", "balanced:redundant=2"])
+@pytest.mark.parametrize("devices", [0, 1, 2, 7, 8, 9, 10, 4096])
+def test_no_device_is_left_without_an_expert(text: str, devices: int) -> None:
+    places = 9 if "redundant" in text else 7
+    loads_LN = np.ones((1, 7), np.int64)
+    if (text.endswith("=2") and devices == 1) or not 1 <= devices <= places:
+        with pytest.raises(UsageError, match="devices"):
+            make_placement(text, layers=1, experts=7, devices=devices, loads_LN=loads_LN)
+        return
+    placement = make_placement(text, layers=1, experts=7, devices=devices, loads_LN=loads_LN)
+    assert set(placement.devices_LNR.ravel().tolist()) - {-1} == set(range(devices))
+
+
+def test_more_copies_than_devices_are_refused_at_once() -> None:
+    with pytest.raises(UsageError, match="more copies than 3 devices can hold of 4 experts"):
+        make_placement("balanced:redundant=999999999", layers=1, experts=4, devices=3, loads_LN=np.ones((1, 4), int))
+
+
+def test_a_file_may_give_more_devices_than_experts(tmp_path: Path) -> None:
+    path = tmp_path / "placement.json"
+    path.write_text("[[[0, 2, 4], [1, 3]]]")
+    assert make_placement(str(path), layers=1, experts=2, devices=5).devices_LNR.tolist() == [[[0, 2, 4], [1, 3, -1]]]
+
+
 def test_eplb_places_its_own_example_as_published(shared_data: Path) -> None:
     example = json.loads((shared_data / "routing/eplb/readme_example.json").read_text())
     for loads, expected in zip(example["weight"], example["phy2log"], strict=True):

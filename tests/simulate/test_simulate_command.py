@@ -172,7 +172,16 @@ def test_a_broken_trace_is_an_error_of_a_line_or_two(name: str, run: Run, tmp_pa
         (("--machine", "h100-sxm"), "depends on its size"),
         (("--seconds-per-expert", "fast"), "fast"),
         (("--seconds-per-expert", "0.4ms,2 fortnights"), "'2 fortnights' is not a time"),
-        (("--seconds-per-expert", "1", "--dense-seconds", "soon"), "'soon' is not a time"),
+        (("--seconds-per-expert", "1", "--dense-seconds", "soon"), "'soon' is not a time between 0 and 1e+06 seconds"),
+        (("--seconds-per-expert", "1e300"), "--seconds-per-expert: '1e300' is not a time between 0 and 1e+06 seconds"),
+        (("--seconds-per-expert=-1",), "--seconds-per-expert: '-1' is not a time between 0 and 1e+06 seconds"),
+        (("--seconds-per-expert", "1", "--expert-compute-seconds=-1"), "'-1' is not a time between 0 and 1e+06"),
+        (("--seconds-per-expert", "1", "--devices", "999999999"), "not between 1 and 4096"),
+        (("--seconds-per-expert", "1", "--devices", "13"), "13 devices are more than the 12 experts of a layer"),
+        (("--seconds-per-expert", "1", "--devices", "13", "--placement", "round-robin"), "13 devices are more than"),
+        (("--seconds-per-expert", "1", "-o", "."), ". is a folder"),
+        (("--seconds-per-expert", "1", "-o", "trace.parquet", "--force"), "trace.parquet is what the command reads"),
+        (("--seconds-per-expert", "1", "-o", "store.db", "--force"), "store.db is the store's own file"),
         (("--seconds-per-expert", "1", "--num-experts", "13"), "has 12 experts a layer, not --num-experts 13"),
         (("--seconds-per-expert", "1", "--policy", "caee:theta=2"), "out of range"),
         (("--seconds-per-expert", "1", "--policy", "xshare:budget=3"), "needs full scores"),
@@ -188,8 +197,38 @@ def test_a_broken_trace_is_an_error_of_a_line_or_two(name: str, run: Run, tmp_pa
 def test_wrong_usage(arguments: tuple[str, ...], message: str, run: Run, trace: Path) -> None:
     done = run(trace, *arguments)
     assert done.returncode == 2
-    assert message in done.stderr
+    assert message in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
+
+
+def test_no_file_that_is_read_is_written(run: Run, trace: Path, tmp_path: Path) -> None:
+    for option, name in (("--load-profile", "loads.parquet"), ("--placement", "placed.json"), ("--model", "c.json")):
+        file = tmp_path / name
+        file.write_text("read")
+        (tmp_path / f"link-{name}").symlink_to(file)
+        done = run(trace, "--seconds-per-expert", 1, option, name, "-o", f"link-{name}", "--force")
+        assert done.returncode == 2
+        assert "is what the command reads" in done.stderr
+        assert file.read_text() == "read"
+
+
+@pytest.mark.parametrize("output", ["absent/page.html", "/proc/page.html", "trace.parquet/page.html"])
+def test_a_page_that_cannot_be_written_is_said_before_the_work(output: str, run: Run, trace: Path) -> None:
+    done = run(trace, "--seconds-per-expert", 0.001, "-o", output)
+    assert done.returncode == 1
+    assert "cannot write in" in done.stderr
+    assert done.stdout == ""
+
+
+def test_the_id_is_said_that_a_report_needs(run: Run, trace: Path, tmp_path: Path) -> None:
+    for as_json in ((), ("--json",)):
+        done = run(trace, "--seconds-per-expert", 0.001, *as_json)
+        with open_store(str(tmp_path / "store.db")) as store:
+            kept = store.simulation()["simulation_id"]
+        assert f"Stored simulation {kept} in {tmp_path / 'store.db'}" in done.stderr
+        assert f"`caee report {kept}`" in done.stderr
+        assert kept not in done.stdout or as_json
+        assert run_app(["report", kept]) == 0
 
 
 def test_an_unknown_calibration_and_a_missing_placement(run: Run, trace: Path) -> None:
