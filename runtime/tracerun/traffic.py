@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from probes.errors import UsageError
+from probes.errors import TraceError, UsageError
 from runtime.models.config import MoeShape
 from runtime.simulate.batches import Block, Rows, join_rows, main_layers, plan
 from runtime.simulate.index import index_of
@@ -69,8 +69,8 @@ class Traffic:
 
 
 def read_traffic(source: TraceSource, shape: MoeShape, request: TrafficRequest) -> Traffic:
-    """The traffic of ``source`` for a model of ``shape``. Raises ``UsageError`` where they do not fit each other, where
-    a batch cannot be filled or no step is left, and ``TraceError`` for a trace that cannot be replayed."""
+    """The traffic of ``source`` for a model of ``shape``. Raises ``UsageError`` where a batch cannot be filled or no
+    step is left, and ``TraceError`` for a trace of another model, or one that cannot be replayed."""
     check_trace(source.meta)
     check_shape(shape, source.meta, request.layers)
     first = FirstLayers(source, shape.moe_layers if request.layers is None else request.layers)
@@ -91,8 +91,8 @@ def read_traffic(source: TraceSource, shape: MoeShape, request: TrafficRequest) 
 
 
 def check_shape(shape: MoeShape, meta: TraceMeta, layers: int | None) -> None:
-    """Raise ``UsageError`` where a trace is not of a model of ``shape``. ``layers``: how many are replayed, None: all,
-    which must then be as many as the model has."""
+    """Raise ``TraceError`` where a trace is not of a model of ``shape``. ``layers``: how many are replayed, None: all,
+    which must then be as many as the model has; ``UsageError`` where they are none, or more than it has."""
     recorded = len(main_layers(meta))
     for what, wanted, given in (
         ("experts per layer", shape.num_experts, meta.num_experts),
@@ -100,7 +100,7 @@ def check_shape(shape: MoeShape, meta: TraceMeta, layers: int | None) -> None:
         *((("MoE layers", shape.moe_layers, recorded),) if layers is None else ()),
     ):
         if wanted != given:
-            raise UsageError(
+            raise TraceError(
                 f"the trace is of another model than the config: it has {given} {what}, the config {wanted}",
                 hint="give --layers N to replay the first N layers of both"
                 if what == "MoE layers"

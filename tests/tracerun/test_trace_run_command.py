@@ -8,10 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from caee_cli.main import run_app
 from caee_cli.replaying import model_name
+from runtime.trace.profile import write_profile
+from runtime.trace.records import LoadProfile, TraceMeta
 from runtime.trace.writer import write_trace
 
 
@@ -127,6 +130,7 @@ def test_runs_of_a_trace_are_compared(run: Run, trace: Path, config: Path, tmp_p
         (("--trace", "TRACE", "--shape", "CONFIG", "--cache", "belady"), "belady looks ahead"),
         (("--trace", "TRACE", "--shape", "CONFIG", "--tier", "tape"), "--tier tape is unknown"),
         (("--trace", "TRACE", "--shape", "CONFIG", "--pairs", 0), "--pairs 0 is too small"),
+        (("--trace", "TRACE", "--shape", "CONFIG", "--steps-jsonl", "s"), "--steps-jsonl has no meaning with --trace"),
     ],
 )
 def test_wrong_usage(arguments: tuple[object, ...], message: str, run: Run, trace: Path, config: Path) -> None:
@@ -151,8 +155,27 @@ def test_a_trace_of_another_model(
     other = tmp_path / "other.json"
     other.write_text(json.dumps({**tiny_config, **changes}))
     done = run("run", "--trace", trace, "--shape", other, "--devices", "cpu:1")
-    assert done.returncode == 2
+    assert done.returncode == 1
     assert message in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize("experts", [8, 12])
+@pytest.mark.parametrize("form", ["logical_count", "weight", "counts", "layers", "parquet"])
+def test_counts_cannot_be_replayed(experts: int, form: str, run: Run, config: Path, tmp_path: Path) -> None:
+    """Whatever their size: the user has given no number of experts that could be wrong."""
+    rows = [[1] * experts] * 3
+    path = tmp_path / "counts"
+    if form == "parquet":
+        meta = TraceMeta(model=None, num_experts=experts, top_k=0, layer_numbers=(0, 1, 2), gates_recorded=False)
+        write_profile(path, LoadProfile(meta=meta, counts_LN=np.array(rows, np.float64), tokens=None))
+    else:
+        by_layer = {str(number): row for number, row in enumerate(rows)}
+        table: Any = {"counts": by_layer, "layers": {key: {"cnt": row} for key, row in by_layer.items()}}
+        path.write_text(json.dumps({form: table.get(form, rows), "num_replicas": experts}))
+    done = run("run", "--trace", path, "--shape", config, "--devices", "cpu:1")
+    assert done.returncode == 1
+    assert "holds counts, not tokens" in done.stderr
+    assert "--num-experts" not in done.stderr
 
 
 def test_fewer_layers_of_a_deeper_model(run: Run, trace: Path, tmp_path: Path, tiny_config: dict[str, Any]) -> None:

@@ -55,8 +55,6 @@ def profile_from_counts(
     Where top-k is known (``--top-k``) and the source says no number of tokens, it is a layer's sum ÷ k, the largest
     where layers differ.
     """
-    if options.num_experts not in (None, counts_LN.shape[1]):
-        raise TraceError(f"the file has {counts_LN.shape[1]} experts a layer, not --num-experts {options.num_experts}")
     moe = np.flatnonzero(np.nan_to_num(counts_LN, nan=1.0).any(axis=1))
     if not len(moe):
         raise TraceError("all counts are zero", hint="record some traffic first")
