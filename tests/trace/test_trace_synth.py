@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from caee_cli.main import run_app
 from probes.errors import TraceError, UsageError
@@ -22,7 +24,7 @@ from runtime.trace.records import LoadProfile, Phase, RoutingTrace, TraceMeta
 from runtime.trace.synth.calibrate import chosen, levels_for, noise_parts, repeat_curve
 from runtime.trace.synth.fit import LAGS, fit_rhythm, repeats, repeats_between_sequences, share_spread, sorted_shares
 from runtime.trace.synth.synthesise import SynthOptions, synthesise
-from runtime.trace.writer import write_trace
+from runtime.trace.writer import TraceWriter, write_trace
 
 
 class Source:
@@ -233,6 +235,56 @@ def test_what_cannot_be_synthesised_is_said(make_trace: Any) -> None:
         synthesise(Source(make_trace(top_k=1, sequences=1)), None, SynthOptions(top_k=2))
 
 
+def tiny_trace(draw: st.DataObject) -> RoutingTrace:
+    """Any trace of a few tokens: uniform, with empty slots and layers, with weights that are all zero."""
+    rng = np.random.default_rng(draw.draw(st.integers(0, 2**32 - 1)))
+    tokens, layers, experts, sequences = (draw.draw(st.integers(1, most)) for most in (6, 2, 6, 3))
+    top_k = draw.draw(st.integers(1, experts))
+    ids = np.argsort(rng.random((tokens, layers, experts)), axis=2)[:, :, :top_k].astype(np.int16)
+    if draw.draw(st.booleans()):
+        ids[:] = ids[:1]
+    ids[rng.random(ids.shape) < draw.draw(st.sampled_from([0.0, 0.0, 0.4, 1.0]))] = -1
+    gates = np.where((ids >= 0) & (rng.random(ids.shape) >= draw.draw(st.sampled_from([0.0, 0.2, 1.0]))), 0.3, 0)
+    _, number = np.unique(np.sort(rng.integers(0, sequences, tokens)), return_inverse=True)
+    meta = TraceMeta(model=None, num_experts=experts, top_k=top_k, layer_numbers=tuple(range(layers)))
+    names = tuple(map(str, range(int(number.max()) + 1)))
+    return new_chunk(meta, names, number.astype(np.int32), ids, gates.astype(np.float32), position=np.arange(tokens))
+
+
+@pytest.mark.filterwarnings("error")
+@given(draw=st.data())
+def test_a_short_or_uniform_trace_is_fitted_or_refused(draw: st.DataObject) -> None:
+    try:
+        source = synthesise(Source(tiny_trace(draw)), None, SynthOptions(tokens=20))
+    except TraceError:
+        return
+    for chunk in source.chunks():
+        assert (np.isfinite(chunk.gates_TLK) & (chunk.gates_TLK >= 0)).all()
+        assert (chunk.ids_TLK >= 0).all()
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("tokens", [2, 300])
+def test_what_a_uniform_trace_lacks_is_said(tokens: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = sticky_trace(sequences=1, length=tokens)
+    trace.ids_TLK[0, 0], trace.ids_TLK[1, 0] = [1, 2, 3], [2, 3, 4]
+    trace.ids_TLK[:, 1] = [2, 3, 5]
+    write_trace(tmp_path / "like.parquet", Source(trace))
+    command = ["trace", "synth", "--like", str(tmp_path / "like.parquet"), "-o", str(tmp_path / "s.parquet")]
+    assert run_app([*command, "--tokens", "100"]) == 1
+    error = capsys.readouterr().err
+    assert f"too short or too uniform to fit: in layer 1 all {tokens} tokens choose the same experts" in error
+    assert "→ give --like a trace of more tokens" in error
+    assert not (tmp_path / "s.parquet").exists()
+
+
+def test_a_trace_without_tokens_is_refused(tmp_path: Path, make_trace: Any) -> None:
+    with TraceWriter(tmp_path / "empty.parquet", make_trace().meta):
+        pass
+    with pytest.raises(TraceError, match="holds no token"):
+        synthesise(TraceReader(tmp_path / "empty.parquet"), None, SynthOptions())
+
+
 def test_synth_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_trace(tmp_path / "like.parquet", Source(sticky_trace()))
     meta = TraceMeta(model=None, num_experts=10, top_k=0, layer_numbers=(1, 2), gates_recorded=False)
@@ -248,7 +300,7 @@ def test_synth_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert (document["tokens"], document["sequences"]) == (300, 3)
     reader = TraceReader(Path(target))
     assert (reader.meta.num_experts, reader.meta.top_k, reader.meta.layer_numbers) == (10, 4, (1, 2))
-    assert run_app(["trace", "synth", "--like", str(tmp_path / "p.parquet"), "-o", target]) == 1
+    assert run_app(["trace", "synth", "--like", str(tmp_path / "p.parquet"), "-o", target, "--force"]) == 1
     assert "no tokens to fit on" in capsys.readouterr().err
 
 

@@ -53,7 +53,8 @@ class Rhythm:
 def fit_rhythm(source: TraceSource | LoadProfile) -> Rhythm:
     """Read a token-level trace with gate weights; decode tokens if there are any, else all real ones.
 
-    Raises ``TraceError`` where the trace has no weights, or no two tokens in a sequence.
+    Raises ``TraceError`` where the trace has no weights, no two tokens in a sequence, or a layer in which all tokens
+    choose alike.
     """
     if isinstance(source, LoadProfile):
         raise TraceError("a load profile has no tokens to fit on", hint="give --like a trace with tokens and weights")
@@ -62,6 +63,7 @@ def fit_rhythm(source: TraceSource | LoadProfile) -> Rhythm:
     trace = _tokens_to_fit(source)
     lengths_S = np.bincount(trace.token_sequence_T)
     chosen_TLN = _bitmap(trace)
+    _refuse_uniform(trace, chosen_TLN)
     return Rhythm(
         persistence_GL=_persistence(trace, chosen_TLN),
         shares_LMK=sorted_shares(trace, MAX_SHARES),
@@ -116,6 +118,8 @@ def _tokens_to_fit(source: TraceSource) -> RoutingTrace:
         kept.append(select(chunk, chunk.token_kind_T == TokenKind.REAL))
         if sum(part.tokens for part in kept) >= limit:
             break
+    if not kept:
+        raise TraceError("the trace holds no token", hint="give --like a longer trace")
     trace = join(kept)
     decode = trace.token_phase_T == Phase.DECODE
     trace = select(trace, decode) if decode.any() else trace
@@ -133,6 +137,18 @@ def _bitmap(trace: RoutingTrace) -> Bools:
     # An empty slot (−1) marks the last place, which is cut off.
     np.put_along_axis(chosen, trace.ids_TLK.astype(np.int64), True, axis=2)
     return chosen[:, :, :-1]
+
+
+def _refuse_uniform(trace: RoutingTrace, chosen_TLN: Bools) -> None:
+    """Choices that never differ say nothing of how often they repeat more than by chance."""
+    alike_L = (chosen_TLN == chosen_TLN[:1]).all(axis=(0, 2))
+    if alike_L.any():
+        number = trace.meta.layer_numbers[int(np.argmax(alike_L))]
+        raise TraceError(
+            f"the trace is too short or too uniform to fit: in layer {number} all {trace.tokens} tokens choose the "
+            "same experts",
+            hint="give --like a trace of more tokens, whose choices differ in every layer",
+        )
 
 
 def _persistence(trace: RoutingTrace, chosen_TLN: Bools) -> Float64s:

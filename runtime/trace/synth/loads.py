@@ -59,7 +59,10 @@ def loads_of(
     used_L = np.count_nonzero(counts_LN, axis=1)
     if (used_L < top_k).any():
         number = layer_numbers[int(np.argmin(used_L))]
-        raise TraceError(f"layer {number} of the profile uses fewer than top-k = {top_k} experts")
+        raise TraceError(
+            f"layer {number} of what gives the loads uses fewer than top-k = {top_k} experts",
+            hint="give counts of more tokens with --profile, or a longer trace with --like",
+        )
     chance_LN = top_k * counts_LN / counts_LN.sum(axis=1, keepdims=True)
     return Loads(
         chance_LN=np.stack([_at_most_one(chance_N, top_k) for chance_N in chance_LN]),
