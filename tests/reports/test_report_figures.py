@@ -73,7 +73,7 @@ def measured(build: ModuleType, one_core: None, tmp_path_factory: pytest.TempPat
         held_out="In the beginning was the word, and the word was with us. " * 8,
         calibration=build.make_calibration(devices=1),
         dtype="float32",
-        pairs=2,
+        pairs=3,
         max_new_tokens=6,
         batch_size=2,
         quality_sequences=3,
