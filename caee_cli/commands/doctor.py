@@ -38,7 +38,6 @@ def command(
         )
     else:
         show(findings_table(findings))
-    if failed := [finding.what for finding in findings if finding.status == "fail"]:
-        raise CheckFailed(
-            f"{plural(len(failed), 'check')} failed: {', '.join(failed)}", hint="what was found says what mends it"
-        )
+    if failed := [finding for finding in findings if finding.status == "fail"]:
+        names = ", ".join(finding.what for finding in failed)
+        raise CheckFailed(f"{plural(len(failed), 'check')} failed: {names}", hint=failed[0].fix)
