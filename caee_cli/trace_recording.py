@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from probes.errors import Interrupted, TraceError
-from probes.text import plural
+from probes.errors import Interrupted
 
 if TYPE_CHECKING:
     from runtime.trace_recording import RecordOptions, RecordReport
@@ -35,9 +34,12 @@ class RecordRequest:
 
 def record(request: RecordRequest) -> RecordReport | None:
     """Record; None on the ranks that torchrun started beside 0. After Ctrl-C what was recorded is kept."""
+    from caee_cli.outputs import refuse_overwriting
     from caee_cli.running import PROGRESS_FILE, ended_by_interrupts, progress_bar
-    from runtime.trace.writer import refuse_existing
+    from runtime.trace.writer import drop_pieces, refuse_existing
 
+    model = None if request.model is None else Path(request.model)
+    refuse_overwriting(request.output, inputs=[request.prompts, model])
     refuse_existing(request.output, force=request.force)
     options = _options(request)
     with ended_by_interrupts():
@@ -46,13 +48,20 @@ def record(request: RecordRequest) -> RecordReport | None:
 
     if started_by_torchrun():
         return record_rank(options)
+    drop_pieces(request.output)  # so that those which are there after an interruption are of this recording
+    before = _version(request.output)
     with progress_bar("recording") as folder:
         run = dataclasses.replace(options.run, progress_file=folder / PROGRESS_FILE)
         options = dataclasses.replace(options, run=run)
         try:
             report: RecordReport | None = launch(record_rank, options, processes=len(run.devices))
         except KeyboardInterrupt as error:
-            raise _interrupted(request) from error
+            raise _interrupted(request, before) from error
+        except Interrupted:
+            raise
+        except Exception:
+            _say_what_is_left(request.output, before)
+            raise
     return report
 
 
@@ -61,20 +70,43 @@ def record_document(output: Path, report: RecordReport) -> dict[str, Any]:
     return {"schema": "caee.trace.record/1", "output": str(output), **dataclasses.asdict(report)}
 
 
-def _interrupted(request: RecordRequest) -> Interrupted:
-    """One rank joined its pieces itself; of several, which were stopped at once, the pieces are joined here."""
-    from runtime.trace.reader import TraceReader, partial_folder
-    from runtime.trace.writer import recover
+def _version(path: Path) -> tuple[int, int] | None:
+    """What tells whether the file at ``path`` has been replaced; None: there is none."""
+    if not path.exists():
+        return None
+    state = path.stat()
+    return state.st_ino, state.st_mtime_ns
 
-    left_out = ""
-    try:
-        if partial_folder(request.output).is_dir():
-            recovered = recover(request.output, force=request.force)
-            left_out = f"; {recovered.left_out}" if recovered.left_out else ""
-        tokens = TraceReader(request.output).tokens
-    except TraceError:
-        return Interrupted("interrupted before anything was recorded; nothing was kept")
-    return Interrupted(f"interrupted; {plural(tokens, 'token')} recorded so far, kept in {request.output}{left_out}")
+
+def _interrupted(request: RecordRequest, before: tuple[int, int] | None) -> Interrupted:
+    """Of ranks that ended at once, the pieces are joined here, unless they were all written and joined already."""
+    from runtime.trace.reader import TraceReader, holds_pieces, partial_folder
+    from runtime.trace.writer import drop_pieces, recover
+    from runtime.trace_recording import interrupted
+
+    if _version(request.output) != before:
+        drop_pieces(request.output)
+        return interrupted(request.output, TraceReader(request.output).tokens)
+    if holds_pieces(partial_folder(request.output)):
+        recovered = recover(request.output, force=request.force)
+        return interrupted(request.output, recovered.tokens, recovered.left_out)
+    drop_pieces(request.output)
+    return interrupted(request.output, 0)
+
+
+def _say_what_is_left(output: Path, before: tuple[int, int] | None) -> None:
+    """After a failure what was recorded is kept, too, by the rank itself or as its pieces."""
+    from caee_cli.output import note
+    from runtime.trace.reader import holds_pieces, partial_folder
+    from runtime.trace.writer import drop_pieces
+
+    folder = partial_folder(output)
+    if _version(output) != before:
+        note(f"What was recorded before is kept in {output}")
+    elif holds_pieces(folder):
+        note(f"What was recorded before is kept; make a file of it with: caee trace import {folder} -o {output}")
+    else:
+        drop_pieces(output)
 
 
 def _options(request: RecordRequest) -> RecordOptions:

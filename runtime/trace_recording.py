@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import transformers
 
+from probes.errors import Interrupted
+from probes.text import plural
 from runtime.options import RunOptions
 from runtime.parallel import Ranks, join, leave
 from runtime.policy.spec import policy_as_mapping
@@ -21,7 +23,7 @@ from runtime.trace.writer import TraceRecorder, refuse_existing
 from runtime.worker import RankSession
 
 PIECE_TOKENS = 2048
-"""What a crash loses at most; with fewer, writing to the disk would show in the time per token."""
+"""Held until a piece is written, where its time does not come before; fewer would show in the time per token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,8 @@ class RecordReport:
 def record_rank(options: RecordOptions) -> RecordReport | None:
     """Join the other ranks and record; the report comes from rank 0. Raises a ``CaeeError``.
 
-    An interruption keeps what was recorded.
+    Where Ctrl-C is a ``KeyboardInterrupt``, all steps that were complete are kept, and ``Interrupted`` says so. Where
+    it ends the process, the pieces stay, and are the parent's to join.
     """
     refuse_existing(options.output, force=options.force)
     ranks = join(options.run.device_kind)
@@ -119,14 +122,26 @@ def _recording(
     if ranks.rank != 0:
         yield None
         return
-    with TraceRecorder(options.output, meta, piece_tokens=PIECE_TOKENS, force=options.force) as recorder:
-        observer = RecordingObserver(recorder, meta)
-        session.execution.observer = observer
-        try:
-            yield observer
-        finally:
-            # An interrupted recording keeps every step that was complete.
-            observer.finish()
+    recorder = TraceRecorder(options.output, meta, piece_tokens=PIECE_TOKENS, force=options.force)
+    try:
+        with recorder:
+            observer = RecordingObserver(recorder, meta)
+            session.execution.observer = observer
+            try:
+                yield observer
+            finally:
+                # An interrupted recording keeps every step that was complete.
+                observer.finish()
+    except KeyboardInterrupt as error:
+        raise interrupted(options.output, recorder.tokens) from error
+
+
+def interrupted(output: Path, tokens: int, left_out: str | None = None) -> Interrupted:
+    """What to say of a recording of which ``tokens`` tokens are in ``output``."""
+    if not tokens:
+        return Interrupted("interrupted before anything was recorded; nothing was kept")
+    kept = f"{plural(tokens, 'token')} recorded so far, kept in {output}"
+    return Interrupted("; ".join(filter(None, ["interrupted", kept, left_out])))
 
 
 def _meta(session: RankSession, options: RecordOptions, policy: Policy, *, selection_apart: bool) -> TraceMeta:

@@ -129,9 +129,11 @@ def import_(
     eplb-weight files, and the .partial folder of an interrupted recording. Counts become a load profile.
     """
     from caee_cli.output import emit_json, note, progress
+    from caee_cli.outputs import check_output
     from runtime.trace.importers.formats import ImportOptions, phase_named
     from runtime.trace.importing import import_trace, imported_info
 
+    check_output(output, force=force, inputs=[file])
     options = ImportOptions(num_experts=num_experts, top_k=top_k, model=model, phase=phase_named(phase))
     with progress() as bar:
         task = bar.add_task(f"importing {file.name}", total=1.0)
@@ -227,9 +229,11 @@ def synth(
     a token-level trace of another model. The parameters stand in the trace's metadata.
     """
     from caee_cli.output import emit_json, note, progress
+    from caee_cli.outputs import check_output
     from probes.text import plural
     from runtime.trace.synth.synthesise import SynthOptions, synthesise_file
 
+    check_output(output, force=force, inputs=[like, profile])
     options = SynthOptions(
         sequences=sequences,
         tokens=tokens,

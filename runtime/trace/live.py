@@ -61,7 +61,8 @@ class RecordingObserver:
 
     A gate weight is the score of a chosen expert as the router computed it, before weights are normalised and scaled:
     what policies decide on. Rows with a score that is not a number are marked as padding and counted in ``unsound``.
-    Steps are handed over many at a time, the last ones by ``finish``. ``seconds``: spent here.
+    Steps are handed over many at a time, or as soon as a piece is due; the last ones by ``finish``. ``seconds``: spent
+    here.
     """
 
     def __init__(self, recorder: TraceRecorder, meta: TraceMeta) -> None:
@@ -98,7 +99,7 @@ class RecordingObserver:
             self._held.append(self._step)
             self._held_tokens += len(self._step.real_T)
             self.steps += 1
-            if self._held_tokens >= HELD_TOKENS:
+            if self._held_tokens >= HELD_TOKENS or self._recorder.due:
                 self._write()
         self.seconds += time.perf_counter() - start
 

@@ -19,12 +19,25 @@ from runtime.trace.records import RoutingTrace, TraceMeta
 
 def partial_folder(path: Path) -> Path:
     """Where the pieces of a recording to ``path`` lie until it is closed."""
-    return path.with_name(path.name + ".partial")
+    return path.parent / f"{path.name}.partial"
 
 
 def recorded_file(folder: Path) -> Path:
     """The file that the pieces in ``folder`` were to become."""
-    return folder.with_name(folder.name.removesuffix(".partial"))
+    return folder.parent / folder.name.removesuffix(".partial")
+
+
+def holds_pieces(folder: Path) -> bool:
+    """Whether ``folder`` is a recording: one that is absent, or that no piece was written into, is none."""
+    return folder.is_dir() and any(_piece_number(entry.name) is not None for entry in folder.iterdir())
+
+
+def in_the_way(folder: Path) -> bool:
+    """Whether ``folder`` is no folder, or holds anything but pieces and what was left of one that was being written."""
+    if not folder.is_dir():
+        return folder.exists()
+    names = [entry.name for entry in folder.iterdir()]
+    return any(_piece_number(name) is None and not (name[0] == "." and name.endswith(".part")) for name in names)
 
 
 class TraceReader:
@@ -38,7 +51,7 @@ class TraceReader:
     def __init__(self, path: Path) -> None:
         folder = partial_folder(path)
         self._notes: tuple[str, ...] = ()
-        if not path.exists() and folder.is_dir():
+        if not path.exists() and holds_pieces(folder):
             path = folder
         self.left_out: str | None = None
         self._pieces: tuple[Path, ...] = (path,)

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Callable
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 from typer.testing import CliRunner
 
-from caee_cli.main import app
+from caee_cli.main import app, run_app
 from probes.devices import find_devices
 from probes.errors import UsageError
 from runtime.cache import parse_cache
@@ -26,7 +33,8 @@ from runtime.simulate.run import simulate
 from runtime.trace.live import RecordingObserver
 from runtime.trace.reader import TraceReader, partial_folder, read_trace
 from runtime.trace.records import Phase, ScoreFunction, TokenKind
-from runtime.trace_recording import RecordOptions, RecordReport, record_rank
+from runtime.trace.writer import recover
+from runtime.trace_recording import PIECE_TOKENS, RecordOptions, RecordReport, record_rank
 from runtime.worker import RankSession
 
 Checkpoint = Callable[..., Path]
@@ -263,3 +271,137 @@ def _prompts(folder: Path) -> Path:
     path = folder / "prompts.txt"
     path.write_text("\n".join(PROMPTS))
     return path
+
+
+# ---------------------------------------------------------------- as it is started from a shell
+
+CAEE = Path(sys.executable).with_name("caee")
+ENOUGH_SECONDS = 120
+
+
+@contextlib.contextmanager
+def recording(folder: Path, model: Path, *options: str) -> Iterator[subprocess.Popen[str]]:
+    """The command in a process group of its own, on more tokens than it gets to; what is left of it is ended."""
+    arguments = ["trace", "record", str(model), "-o", "t.parquet", "--prompts", str(_prompts(folder))]
+    process = subprocess.Popen(
+        [str(CAEE), *arguments, "--batch-size", "1", "--max-new-tokens", "100000", *options],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder, start_new_session=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "CAEE_STORE": str(folder / "store.db")},
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def wait_until(there: Callable[[], bool], process: subprocess.Popen[str]) -> None:
+    for _ in range(ENOUGH_SECONDS * 20):
+        if there():
+            return
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    raise AssertionError("the recording did not get that far")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", ["cpu:1", "cpu:2"])
+@pytest.mark.parametrize("force", [False, True])
+def test_ctrl_c_keeps_what_was_recorded(checkpoint: Checkpoint, tmp_path: Path, devices: str, force: bool) -> None:
+    """Long before a piece is full."""
+    path = tmp_path / "t.parquet"
+    model = checkpoint("qwen3_moe", max_position_embeddings=200_000)
+    if force:  # neither what is replaced nor what is dropped is mistaken for this recording
+        path.write_bytes(b"old")
+        partial_folder(path).mkdir()
+        (partial_folder(path) / "00000000.parquet").write_bytes(b"old")
+    with recording(tmp_path, model, "--devices", devices, *["--force"] * force) as process:
+        piece = partial_folder(path) / "00000001.parquet"
+        wait_until(piece.exists, process)
+        written = TraceReader(partial_folder(path)).tokens
+        os.killpg(process.pid, signal.SIGINT)
+        output, errors = process.communicate(timeout=ENOUGH_SECONDS)
+    assert process.returncode == 130, errors
+    assert output == ""
+    tokens = TraceReader(path).tokens
+    assert f"interrupted; {tokens:,} tokens recorded so far, kept in t.parquet" in errors
+    assert "Traceback" not in errors
+    assert tokens >= written
+    assert written < PIECE_TOKENS * 2
+    assert not partial_folder(path).exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("devices", ["cpu:1", "cpu:2"])
+def test_ctrl_c_before_anything_is_recorded_leaves_nothing(
+    checkpoint: Checkpoint, tmp_path: Path, devices: str
+) -> None:
+    path = tmp_path / "t.parquet"
+    model = checkpoint("qwen3_moe", max_position_embeddings=200_000)
+    path.write_bytes(b"old")
+    partial_folder(path).mkdir()
+    (partial_folder(path) / "00000000.parquet").write_bytes(b"old")
+    with recording(tmp_path, model, "--devices", devices, "--force") as process:
+        wait_until(lambda: not list(partial_folder(path).glob("*.parquet")), process)
+        os.killpg(process.pid, signal.SIGINT)
+        output, errors = process.communicate(timeout=ENOUGH_SECONDS)
+    assert process.returncode == 130, errors
+    assert output == ""
+    assert "interrupted" in errors
+    assert "kept in" not in errors
+    assert path.read_bytes() == b"old"
+    assert not partial_folder(path).exists()
+
+
+@pytest.mark.slow
+def test_what_a_killed_recording_leaves_is_said(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    path = tmp_path / "t.parquet"
+    model = checkpoint("qwen3_moe", max_position_embeddings=200_000)
+    with recording(tmp_path, model, "--devices", "cpu:2") as process:
+        wait_until((partial_folder(path) / "00000000.parquet").exists, process)
+        ranks = [each for each in psutil.Process(process.pid).children(recursive=True) if not each.children()]
+        max(ranks, key=lambda rank: rank.cpu_times().user).kill()
+        _, errors = process.communicate(timeout=ENOUGH_SECONDS)
+    assert process.returncode == 1, errors
+    assert f"caee trace import {partial_folder(Path('t.parquet'))} -o t.parquet" in errors
+    assert "Traceback" not in errors
+    assert recover(path).tokens > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["-o", ".", "--force"], 2, ". is a folder"),
+        (["-o", "..", "--force"], 2, ".. is a folder"),
+        (["-o", "absent/t.parquet"], 1, "cannot write in absent"),
+        (["-o", "/proc/t.parquet", "--force"], 1, "cannot write in /proc"),
+        (["-o", "prompts.txt", "--force"], 2, "prompts.txt is what the command reads"),
+        (["-o", "link", "--force"], 2, "link is what the command reads"),
+        (["-o", "MODEL/config.json", "--force"], 2, "config.json is what the command reads"),
+        (["-o", "store.db", "--force"], 2, "store.db is the store's own file"),
+    ],
+)
+def test_an_output_that_cannot_be_is_refused_before_a_model_is_loaded(
+    arguments: list[str],
+    code: int,
+    message: str,
+    checkpoint: Checkpoint,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def loaded(*anything: object) -> None:
+        raise AssertionError("too late")
+
+    monkeypatch.setattr("caee_cli.trace_recording._options", loaded)
+    monkeypatch.setenv("CAEE_STORE", str(tmp_path / "store.db"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "store.db").write_text("store")
+    (tmp_path / "link").symlink_to(_prompts(tmp_path))
+    model = checkpoint("qwen3_moe")
+    before = sorted(model.iterdir()), sorted(tmp_path.iterdir())
+    written = [each.replace("MODEL", str(model)) for each in arguments]
+    assert run_app(["trace", "record", str(model), "--prompts", "prompts.txt", *written]) == code
+    assert message in capsys.readouterr().err
+    assert (sorted(model.iterdir()), sorted(tmp_path.iterdir())) == before

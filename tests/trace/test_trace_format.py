@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +20,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from probes.errors import TraceError, UsageError
+from probes.files import written_whole
 from runtime.trace import chunking, writer
 from runtime.trace.chunking import cut, join, rechunk
+from runtime.trace.importers.detect import detect_and_open
 from runtime.trace.importers.formats import ImportOptions
 from runtime.trace.importing import import_trace
 from runtime.trace.profile import read_profile, write_profile
 from runtime.trace.reader import TraceReader, partial_folder, read_trace, recorded_file
 from runtime.trace.records import IdSpace, LoadProfile, RoutingTrace, ScoreFunction, TokenKind, TraceMeta
-from runtime.trace.writer import Recovered, TraceRecorder, TraceWriter, recover, write_trace
+from runtime.trace.writer import (
+    PIECE_SECONDS,
+    Recovered,
+    TraceRecorder,
+    TraceWriter,
+    recover,
+    refuse_existing,
+    write_trace,
+)
 
 ARRAYS = [field.name for field in dataclasses.fields(RoutingTrace) if field.name not in ("meta", "sequence_names")]
 
@@ -229,6 +241,144 @@ def test_a_recording_without_tokens_closes_into_an_empty_trace(make_trace: Any, 
     with TraceRecorder(tmp_path / "t.parquet", make_trace().meta):
         pass
     assert list(TraceReader(tmp_path / "t.parquet").chunks()) == []
+
+
+class Clock:
+    """Seconds that pass when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@given(
+    steps=st.lists(st.tuples(st.integers(1, 9), st.floats(0, 3)), min_size=1, max_size=12),
+    piece_tokens=st.integers(1, 20),
+)
+def test_a_crash_loses_what_came_within_the_time_of_a_piece(
+    make_trace: Any, steps: list[tuple[int, float]], piece_tokens: int
+) -> None:
+    """Against plain bookkeeping: after every step, what a crash would leave."""
+    trace = make_trace(tokens=sum(tokens for tokens, _ in steps))
+    clock = Clock()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "t.parquet"
+        recorder = TraceRecorder(path, trace.meta, piece_tokens=piece_tokens, clock=clock)
+        written = kept = 0
+        last = clock.now
+        for tokens, seconds in steps:
+            clock.now += seconds
+            recorder.write(cut(trace, written, written + tokens))
+            written += tokens
+            if written - kept >= piece_tokens:
+                kept += (written - kept) // piece_tokens * piece_tokens
+                last = clock.now
+            if clock.now - last >= PIECE_SECONDS and written > kept:
+                kept, last = written, clock.now
+            assert kept == (TraceReader(path).tokens if kept else 0)
+            assert kept == written or clock.now - last < PIECE_SECONDS
+        recorder.close()
+        assert_same(read_trace(path), trace)
+        assert recorder.tokens == written
+
+
+@pytest.mark.parametrize("when", range(1, 9))
+def test_an_interrupted_write_leaves_no_gap(
+    make_trace: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: int
+) -> None:
+    """Ctrl-C falls into any of the places where a piece is written: before, within and after."""
+    trace = make_trace(tokens=60)
+    path = tmp_path / "t.parquet"
+    calls = []
+
+    def count() -> None:
+        calls.append(1)
+        if len(calls) == when:
+            raise KeyboardInterrupt
+
+    @contextlib.contextmanager
+    def interrupting(*arguments: Any, **options: Any) -> Iterator[Any]:
+        with written_whole(*arguments, **options) as stream:
+            count()
+            yield stream
+        count()
+
+    monkeypatch.setattr(writer, "written_whole", interrupting)
+    recorder = TraceRecorder(path, trace.meta, piece_tokens=8)
+
+    def record() -> None:
+        with recorder:
+            for start in range(0, 60, 10):
+                recorder.write(cut(trace, start, start + 10))
+
+    with pytest.raises(KeyboardInterrupt):
+        record()
+    if when == 1:
+        assert list(tmp_path.iterdir()) == []
+        assert recorder.tokens == 0
+        return
+    kept = read_trace(path)
+    assert kept.tokens == recorder.tokens == 8 * (when // 2)
+    assert_same(kept, cut(trace, 0, kept.tokens))
+    assert [entry.name for entry in tmp_path.iterdir()] == ["t.parquet"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_a_recording_that_fails_before_its_first_token_leaves_nothing(
+    make_trace: Any, tmp_path: Path, error: type[BaseException]
+) -> None:
+    with pytest.raises(error), TraceRecorder(tmp_path / "t.parquet", make_trace().meta):
+        raise error
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("left", [[], [".00000000.parquet.abc.part"]])
+def test_a_folder_without_a_piece_is_no_recording(make_trace: Any, tmp_path: Path, left: list[str]) -> None:
+    trace = make_trace()
+    path = tmp_path / "t.parquet"
+    partial_folder(path).mkdir()
+    for name in left:
+        (partial_folder(path) / name).write_bytes(b"PAR1")
+    for read in (TraceReader, detect_and_open):
+        with pytest.raises(TraceError, match=r"t\.parquet(?!\.partial)"):
+            read(path)
+    refuse_existing(path, force=False)
+    with TraceRecorder(path, trace.meta) as recorder:
+        recorder.write(trace)
+    assert_same(read_trace(path), trace)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["t.parquet"]
+
+
+@pytest.mark.parametrize("name", ["notes.txt", "t.parquet", ".hidden", "0.parquet"])
+@pytest.mark.parametrize("force", [False, True])
+def test_what_others_left_where_pieces_go_is_not_removed(
+    make_trace: Any, tmp_path: Path, name: str, force: bool
+) -> None:
+    path = tmp_path / "t.parquet"
+    partial_folder(path).mkdir()
+    (partial_folder(path) / name).write_text("precious")
+    with pytest.raises(UsageError, match="holds something else"):
+        TraceRecorder(path, make_trace().meta, force=force)
+    assert (partial_folder(path) / name).read_text() == "precious"
+    (tmp_path / "u.parquet.partial").write_text("precious")
+    with pytest.raises(UsageError, match="holds something else"):
+        refuse_existing(tmp_path / "u.parquet", force=force)
+
+
+@pytest.mark.parametrize("written", [".", "..", "/", ""])
+def test_a_folder_is_no_name_for_a_trace(
+    make_trace: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for force in (False, True):
+        for start in (TraceRecorder, lambda path, meta, force: TraceWriter(path, meta, force=force).__enter__()):
+            with pytest.raises(UsageError, match="is a folder"):
+                start(Path(written), make_trace().meta, force=force)
+    with pytest.raises(TraceError):
+        TraceReader(Path(written))
+    assert list(tmp_path.iterdir()) == []
 
 
 _RECORD_FOREVER = """

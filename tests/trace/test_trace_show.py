@@ -228,6 +228,50 @@ def test_no_file_ends_in_a_traceback(
     assert [entry.name for entry in tmp_path.iterdir()] == ["f"]
 
 
+@pytest.mark.parametrize("force", [[], ["--force"]])
+@pytest.mark.parametrize("called", ["t.parquet", "link", "hard"])
+@pytest.mark.parametrize(
+    "command",
+    [["import", "t.parquet"], ["synth", "--like", "t.parquet"], ["synth", "--like", "u", "--profile", "t.parquet"]],
+)
+def test_a_trace_that_is_read_is_not_written(
+    make_trace: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: list[str],
+    called: str,
+    force: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "t.parquet"
+    with TraceWriter(path, make_trace().meta) as writer:
+        writer.write(make_trace())
+    (tmp_path / "link").symlink_to(path)
+    (tmp_path / "hard").hardlink_to(path)
+    content = path.read_bytes()
+    assert run_app(["trace", *command, "-o", called, *force]) == 2
+    assert f"{called} is what the command reads" in capsys.readouterr().err
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize(("output", "code"), [(".", 2), ("absent/o", 1), ("/proc/o", 1), ("t.parquet/o", 1)])
+@pytest.mark.parametrize("command", [["import", "t.parquet"], ["synth", "--like", "t.parquet"]])
+def test_an_output_that_cannot_be_is_said_before_the_work(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: list[str],
+    output: str,
+    code: int,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t.parquet").write_text("no trace: whoever reads it says so")
+    assert run_app(["trace", *command, "-o", output, "--force"]) == code
+    error = capsys.readouterr().err
+    assert ("is a folder" if code == 2 else "cannot write in") in error
+
+
 def test_markup_in_names_is_shown_not_obeyed(
     make_trace: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

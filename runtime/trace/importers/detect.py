@@ -12,7 +12,7 @@ from runtime.trace.importers.formats import Format, Head, ImportOptions
 from runtime.trace.importers.streams import MAX_LINE_BYTES, SourceFile
 from runtime.trace.metadata import LOAD_PROFILE
 from runtime.trace.profile import read_profile
-from runtime.trace.reader import TraceReader, metadata_of, open_parquet, partial_folder
+from runtime.trace.reader import TraceReader, holds_pieces, metadata_of, open_parquet, partial_folder
 from runtime.trace.records import LoadProfile, TraceSource
 
 FORMATS: tuple[Format, ...] = (
@@ -35,7 +35,7 @@ def detect_and_open(
     for where no importer knows the file, and ``UsageError`` for an unknown format name.
     """
     options = options or ImportOptions()
-    if path.is_dir() or (not path.exists() and partial_folder(path).is_dir()):
+    if path.is_dir() or (not path.exists() and holds_pieces(partial_folder(path))):
         return TraceReader(path)
     head = _head(path)
     if head.start.startswith(_PARQUET_MAGIC):
