@@ -75,6 +75,14 @@ PromptsOption = Annotated[
 BatchSizeOption = Annotated[
     int | None, typer.Option("--batch-size", help="Sequences that decode together, in lockstep. Default: 8.")
 ]
+RunBatchSizeOption = Annotated[
+    int | None,
+    typer.Option(
+        "--batch-size",
+        help="Sequences that decode together, in lockstep. Default: 8; with --trace the recorded steps, where it has "
+        "step ids.",
+    ),
+]
 ConcurrencyOption = Annotated[
     int | None,
     typer.Option("--concurrency", help="Another name of --batch-size: that many requests are in flight at all times."),

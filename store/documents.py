@@ -9,7 +9,10 @@ from store.records import PassStatistics, PolicyRecord, RunRecord
 
 
 def run_document(record: RunRecord) -> dict[str, Any]:
-    """Schema ``caee.run/1``. Times in seconds, sizes in bytes; unknown is None."""
+    """Schema ``caee.run/1``. Times in seconds, sizes in bytes; unknown is None.
+
+    The ``batch_size`` of a trace's own steps is ``recorded``, as in a simulation's document.
+    """
     document = dataclasses.asdict(record)
     document["policy"] = {"name": record.policy.name, **record.policy.parameters}
     document["baseline"] = _pass(record.baseline)
@@ -19,6 +22,10 @@ def run_document(record: RunRecord) -> dict[str, Any]:
         name: None if ratio is None else {**dataclasses.asdict(ratio), "outside_noise": ratio.outside_noise}
         for name, ratio in (("ttft", record.gain_ttft), ("tpot", record.gain_tpot))
     }
+    if record.replay is not None:
+        document["replay"]["tokens_per_step"] = record.workload.batch_size
+        if record.replay.recorded:
+            document["workload"]["batch_size"] = "recorded"
     return {"schema": "caee.run/1", **document}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -157,6 +158,30 @@ def test_a_trace_of_another_model(
     done = run("run", "--trace", trace, "--shape", other, "--devices", "cpu:1")
     assert done.returncode == 1
     assert message in " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize("steps", [False, True])
+@pytest.mark.parametrize("batch", [(), ("--batch-size", 2)])
+def test_without_a_batch_size_run_and_simulation_replay_the_same(
+    steps: bool, batch: tuple[object, ...], run: Run, make_source: Any, config: Path, tmp_path: Path
+) -> None:
+    """The recorded steps where there are any, else batches; the document says which."""
+    source = make_source()
+    if steps:
+        source.trace = dataclasses.replace(source.trace, token_step_T=np.arange(48) // 5)
+    path = tmp_path / "t.parquet"
+    write_trace(path, source)
+    same = ("--tier", "disk", "--cache-experts", 5, "--warmup-steps", 2, "--steps", 6, *batch)
+    done = run("run", "--trace", path, "--shape", config, *same, "--devices", "cpu:1", "--pairs", 1, "--json")
+    assert done.returncode == 0, done.stderr
+    measured = json.loads(done.stdout)
+    simulated = json.loads(run("simulate", path, *same, "--devices", 1, "--seconds-per-expert", 0.001, "--json").stdout)
+    wanted = 2 if batch else "recorded" if steps else 4
+    assert measured["workload"]["batch_size"] == simulated["trace"]["batch_size"] == wanted
+    assert measured["replay"]["tokens_per_step"] == (5 if wanted == "recorded" else wanted)
+    assert measured["replay"]["recorded"] == (wanted == "recorded")
+    for name, figures in zip(("baseline", "with_policy"), simulated["policies"], strict=True):
+        assert measured[name]["misses_per_device"] == figures["misses_per_device"]
 
 
 @pytest.mark.parametrize("experts", [8, 12])
