@@ -51,6 +51,8 @@ def empty_cache(spec: CacheSpec | None, slots: int, devices_LNR: npt.NDArray[np.
     """Nothing cached or used yet, for copies on ``devices_LNR``. No ``spec``: on-device inference has no cache."""
     layers, experts, _ = devices_LNR.shape
     copies = devices_LNR.size
+    # More slots than a device has copies stay empty.
+    slots = min(slots, int(np.bincount(devices_LNR[devices_LNR >= 0]).max(initial=0)))
     entries = slots * devices if spec is not None else 0
     prefetch = spec is not None and spec.prefetch
     device_P = devices_LNR.reshape(-1)

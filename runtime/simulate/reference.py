@@ -42,8 +42,9 @@ class PolicyPass:
         self._layer_times = machine.costs.layer_picoseconds(experts)
         self._machines = [_machine_of_layer(plan, layer) for layer in range(layers)]
         self._next_use_LN = np.full((layers, experts), NEVER)
+        slots = min(plan.cache_experts or 0, layers * experts)  # more would stay empty
         self._books = [
-            CacheBook(plan.cache, plan.cache_experts or 0, layers, experts, next_use_LN=self._next_use_LN)
+            CacheBook(plan.cache, slots, layers, experts, next_use_LN=self._next_use_LN)
             for _ in range(machine.devices)
             if plan.cache is not None
         ]

@@ -220,6 +220,23 @@ def test_a_page_that_cannot_be_written_is_said_before_the_work(output: str, run:
     assert done.stdout == ""
 
 
+@pytest.mark.parametrize("cache", ["lfu", "lru", "belady", "forecast:prefetch=1", "lfu:decay=0.9,admit=1"])
+def test_a_cache_of_any_size_holds_what_there_is(
+    cache: str, run: Run, tmp_path: Path, make_trace: Any, in_memory: Any
+) -> None:
+    """The compiled pass and the plain one; a device has 18 of 3 layers' 12 experts."""
+    write_trace(tmp_path / "scores.parquet", in_memory(make_trace(lengths=(5, 5), scores=True)))
+    given = ("scores.parquet", "--seconds-per-expert", 0.001, "--devices", 2, "--cache", cache, "--json")
+    policies = ("--policy", "router", "--policy", "random:theta=0.5")
+    found = [
+        json.loads(run(*given, *policies, "--cache-experts", size).stdout)["policies"] for size in (18, 999_999_999)
+    ]
+    for entry, other in zip(*found, strict=True):
+        assert other.pop("cache_experts") == 999_999_999
+        assert entry.pop("cache_experts") == 18
+        assert entry == other
+
+
 def test_the_id_is_said_that_a_report_needs(run: Run, trace: Path, tmp_path: Path) -> None:
     for as_json in ((), ("--json",)):
         done = run(trace, "--seconds-per-expert", 0.001, *as_json)
