@@ -36,7 +36,7 @@ from probes.sampling import median_interval
 from runtime.experts.transfer import ExpertSource, HostSource, Request, Ticket, TransferEngine
 
 LAYERS, EXPERTS = 4, 16
-SMALL = Shape(layers=LAYERS, experts=EXPERTS, top_k=4, hidden=320, intermediate=320)
+SMALL = Shape(layers=LAYERS, experts=EXPERTS, top_k=4, hidden=384, intermediate=384)
 LARGE = Shape(layers=LAYERS, experts=EXPERTS, top_k=4, hidden=1024, intermediate=384)
 BATCH, STEPS = 8, 80
 PASS_STEPS, PASS_WARMUP = 24, 4
