@@ -212,7 +212,8 @@ class ExpertExecution:
         And what all ranks dispatch."""
         tokens = self._tokens(layer, context, own_TK, top_k_index, top_k_weights)
         self.observer.see(layer, tokens)
-        machine = self._machine(layer, context.policy)
+        resident_N = self._resident(layer)
+        machine = self._machine(layer, context.policy, resident_N)
         # Bad scores never stop a live run: the layer falls back to the router's own choice, and is counted.
         sound = bool(np.isfinite(tokens.gates_TK[context.real_T]).all())
         # The brake watches a policy, not the router itself, and no pass beside the caches.
@@ -233,8 +234,8 @@ class ExpertExecution:
             self._compare_decisions(layer, decision, everywhere, weights_TK)
         importance = summary.importance_N[summary.active_N]
         scale = 1.0 / SHARE_UNIT / max(1, summary.tokens)
-        before_D, _ = self._counts(layer, everywhere.own_GK)
-        after_D, dispatched_D = self._counts(layer, everywhere.ids_GK)
+        before_D, _ = self._counts(everywhere.own_GK, resident_N)
+        after_D, dispatched_D = self._counts(everywhere.ids_GK, resident_N)
         context.record.layers.append(
             LayerStep(
                 layer=layer,
@@ -300,7 +301,7 @@ class ExpertExecution:
             token_mask_T=context.real_T,
         )
 
-    def _machine(self, layer: int, policy: Policy) -> Machine:
+    def _machine(self, layer: int, policy: Policy, resident_N: Bools) -> Machine:
         layout = self.layout
         rate_N = None
         if layout.offloading and policy.spec.parameters.get("reuse"):
@@ -308,24 +309,24 @@ class ExpertExecution:
         return Machine(
             placement_NR=layout.placement_N[:, None],
             cost_NR=layout.cost_N[:, None],
-            resident_NR=self._resident(layer)[:, None] if layout.offloading else None,
+            resident_NR=resident_N[:, None] if layout.offloading else None,
             devices=layout.devices,
             groups=layout.groups,
             rate_N=rate_N,
         )
 
     def _resident(self, layer: int) -> Bools:
-        """[N] whether each expert is in its own device's cache."""
+        """[N] whether each expert is in its own device's cache; on-device none is, since each is read."""
+        if not self.layout.offloading:
+            return np.zeros(self.num_experts, np.bool_)
         resident = self.books[0].resident(layer)
         for book in self.books[1:]:
             resident |= book.resident(layer)
         return resident
 
-    def _counts(self, layer: int, ids_TK: Ints) -> tuple[Counts, Counts]:
-        """[D] paid movements if ``ids_TK`` were dispatched now, and experts dispatched: on-device, each is read."""
-        layout = self.layout
-        resident_N = self._resident(layer) if layout.offloading else np.zeros(self.num_experts, np.bool_)
-        return count_by_device(ids_TK, layout.placement_N, resident_N, layout.devices)
+    def _counts(self, ids_TK: Ints, resident_N: Bools) -> tuple[Counts, Counts]:
+        """[D] paid movements if ``ids_TK`` were dispatched now, and experts dispatched."""
+        return count_by_device(ids_TK, self.layout.placement_N, resident_N, self.layout.devices)
 
     # fetch and compute ------------------------------------------------------------------------------------------------
 
@@ -423,7 +424,7 @@ class ExpertExecution:
         own_GK = everywhere.own_GK
         if not np.array_equal(everywhere.ids_GK, own_GK):
             own_TK, weights_TK = own
-            fetches = int(self._counts(layer, own_GK)[0].sum())
+            fetches = int(self._counts(own_GK, self._resident(layer))[0].sum())
             experts = np.unique(own_GK[own_GK >= 0])
             here = experts[self.layout.placement_N[experts] == self._ranks.rank]
             plan = _Plan()
