@@ -270,11 +270,4 @@ def cheapest_replicas(machine: Machine) -> Layer:
     resident_N = np.empty(num_experts, dtype=np.bool_)
     resident_NR = np.empty((num_experts, 0), dtype=np.bool_) if machine.resident_NR is None else machine.resident_NR
     kernels.cheapest_replicas(machine.placement_NR, machine.cost_NR, resident_NR, device_N, paid_N, resident_N)
-    return Layer(
-        device_N=device_N,
-        paid_N=paid_N,
-        resident_N=resident_N,
-        devices=machine.devices,
-        groups=machine.groups,
-        rate_N=machine.rate_N,
-    )
+    return Layer.of(machine, device_N=device_N, paid_N=paid_N, resident_N=resident_N)

@@ -308,8 +308,8 @@ def decide_budget(
     scratch_3N: Ints,
     load_D: Ints,
     kept_N: Bools,
-) -> int:
-    """The level of cost that minimises F(kept)/c̄ + price · Σ_{pruned} I; returns Σ_{pruned} I (in 2⁻³⁰).
+) -> None:
+    """Keep the level of cost that minimises F(kept)/c̄ + price · Σ_{pruned} I.
 
     On each device experts enter in a fixed order, so an expert is kept at a level when the sum up to it is within it.
     Allocates nothing, so that a caller may do without reference counts.
@@ -341,7 +341,7 @@ def decide_budget(
     mean = paid_total / count if count > 0 else 0.0
 
     load_D[:] = 0
-    best_value, best_removed, best_entered = np.inf, removed, 0
+    best_value, best_entered = np.inf, 0
     entered, level = 0, floor
     while True:
         while entered < count and -minus_sum_to[by_level[entered]] <= level:
@@ -352,11 +352,10 @@ def decide_budget(
         cost = f_of(load_D, starts_G1, members, factors_G)
         value = (cost / mean if mean > 0.0 else 0.0) + price * (removed / SHARE_UNIT)
         if value <= best_value:
-            best_value, best_removed, best_entered = value, removed, entered
+            best_value, best_entered = value, entered
         if entered == count:
             break
         level = -minus_sum_to[by_level[entered]]
     for at in range(best_entered):
         kept_N[order[by_level[at]]] = True
     load_of(kept_N, device_N, paid_N, load_D)
-    return best_removed

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 
@@ -28,6 +29,18 @@ class Layer:
     devices: int
     groups: LinkGroups
     rate_N: Floats | None = None
+
+    @classmethod
+    def of(cls, machine: Machine, *, device_N: Ints, paid_N: Ints, resident_N: Bools) -> Self:
+        """``machine`` with these replicas chosen."""
+        return cls(
+            device_N=device_N,
+            paid_N=paid_N,
+            resident_N=resident_N,
+            devices=machine.devices,
+            groups=machine.groups,
+            rate_N=machine.rate_N,
+        )
 
     def loads(self, experts: Iterable[int]) -> list[int]:
         """``load_d`` [D] of a set of experts."""
@@ -64,11 +77,4 @@ def cheapest_replicas(machine: Machine) -> Layer:
             offers.append((paid, not resident, device))
         paid_N[expert], absent, device_N[expert] = min(offers)
         resident_N[expert] = not absent
-    return Layer(
-        device_N=device_N,
-        paid_N=paid_N,
-        resident_N=resident_N,
-        devices=machine.devices,
-        groups=machine.groups,
-        rate_N=machine.rate_N,
-    )
+    return Layer.of(machine, device_N=device_N, paid_N=paid_N, resident_N=resident_N)
