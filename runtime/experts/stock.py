@@ -100,11 +100,7 @@ class StockKernel:
         """Plainly gated experts one after the other: where this is used, the grouped kernel walks through all slots,
         and takes longer for the empty ones than for a decode step's few rows. Same matmuls, same bits."""
         module, first, second = self._module, self._module.gate_up_proj, self._module.down_proj
-        starts = np.flatnonzero(np.diff(slots_P, prepend=-1)).tolist()
-        experts = [
-            (slice(start, stop), int(slots_P[start]))
-            for start, stop in zip(starts, [*starts[1:], len(slots_P)], strict=True)
-        ]
+        experts = rows_of_slots(slots_P)
         gate_up_PI = taken_PH.new_empty((len(slots_P), first.shape[1]))
         for rows, slot in experts:
             torch.mm(taken_PH[rows], first[slot].t(), out=gate_up_PI[rows])
@@ -129,6 +125,15 @@ class StockKernel:
             row_TH = rows_TKH.gather(1, at[..., None].expand(-1, -1, rows_TKH.shape[-1]))[:, 0]
             total_TH += (row_TH * weights_TK.gather(1, at)).to(total_TH.dtype)
         return total_TH
+
+
+def rows_of_slots(slots_P: Ints) -> list[tuple[slice, int]]:
+    """The rows of every slot in ascending ``slots_P``, and the slot."""
+    starts = np.flatnonzero(np.diff(slots_P, prepend=-1)).tolist()
+    return [
+        (slice(start, stop), int(slots_P[start]))
+        for start, stop in zip(starts, [*starts[1:], len(slots_P)], strict=True)
+    ]
 
 
 def window_starts(slots_P: Ints, size: int) -> list[int]:

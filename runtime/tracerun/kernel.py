@@ -11,13 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import numpy as np
 import torch
 
 from probes.limits import last_level_cache_bytes
 from runtime.experts.index import Piece
 from runtime.experts.pool import SlotPool, copy_bytes
-from runtime.experts.stock import StockKernel
+from runtime.experts.stock import StockKernel, rows_of_slots
 from runtime.models.config import MoeShape
 from runtime.policy.types import Ints
 
@@ -108,11 +107,10 @@ class ReplayKernel(StockKernel):
     def _matmuls(self, taken_PH: torch.Tensor, slots_P: Ints) -> torch.Tensor:
         """[P, H]; ``slots_P`` ascends."""
         outputs_PH = torch.empty_like(taken_PH)
-        starts = np.flatnonzero(np.diff(slots_P, prepend=-1))
-        for start, stop in zip(starts, [*starts[1:], len(slots_P)], strict=True):
-            first, second = self._weights.of(int(slots_P[start]))
-            inner = torch.nn.functional.linear(taken_PH[start:stop], first)
-            outputs_PH[start:stop] = torch.nn.functional.linear(self._activated(inner), second)
+        for rows, slot in rows_of_slots(slots_P):
+            first, second = self._weights.of(slot)
+            inner = torch.nn.functional.linear(taken_PH[rows], first)
+            outputs_PH[rows] = torch.nn.functional.linear(self._activated(inner), second)
         return outputs_PH
 
     def _activated(self, inner: torch.Tensor) -> torch.Tensor:
