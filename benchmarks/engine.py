@@ -33,6 +33,7 @@ from checkpoints import Shape, open_session, write_checkpoint
 
 from probes.disk import DirectFile, aligned_buffer
 from probes.sampling import median_interval
+from runtime.experts.memory import tensor_of
 from runtime.experts.transfer import ExpertSource, HostSource, Request, Ticket, TransferEngine
 
 LAYERS, EXPERTS = 4, 16
@@ -43,7 +44,7 @@ PASS_STEPS, PASS_WARMUP = 24, 4
 PROMPTS = tuple("ABCDEFGH"[n] * 16 for n in range(BATCH))
 MOST_RATIO = 1.05
 LEAST_BANDWIDTH = 0.9
-READS = 48
+READS, SLOTS = 48, 8
 
 
 def main() -> int:
@@ -222,7 +223,7 @@ def compare_reads(folder: Path, tier: str, rounds: int) -> bool:
             raw = raw_copies(session, source, wanted)
         engine = TransferEngine(session.backend, source, session.pool)
         stack.callback(engine.close)
-        requests = [Request(layer, expert, number % 8) for number, (layer, expert) in enumerate(wanted)]
+        requests = [Request(layer, expert, number % SLOTS) for number, (layer, expert) in enumerate(wanted)]
         contenders = [raw, lambda: engine.fetch(requests).wait()]
         chance, pairs = random.Random(0), []
         for number in range(rounds + 2):
@@ -244,14 +245,16 @@ def compare_reads(folder: Path, tier: str, rounds: int) -> bool:
 
 
 def raw_reads(session: Any, wanted: list[tuple[int, int]], stack: ExitStack) -> Callable[[], None]:
-    """The probe's reads of the very bytes that the engine fetches."""
+    """The probe's reads of the very bytes that the engine fetches, into as much memory as its slots have: a buffer that
+    is read into again and again never leaves the processor's caches."""
     reads = [read for layer, expert in wanted for read in session.index.reads[layer][expert]]
     files = {path: stack.enter_context(DirectFile(path)) for path in {read.path for read in reads}}
-    buffer = aligned_buffer(max(files[read.path].span_bytes(read.offset, read.size_bytes) for read in reads))
+    size = max(files[read.path].span_bytes(read.offset, read.size_bytes) for read in reads)
+    buffers = [aligned_buffer(size) for _ in range(SLOTS)]
 
     def read_all() -> None:
-        for read in reads:
-            files[read.path].read_into(read.offset, read.size_bytes, buffer)
+        for number, read in enumerate(reads):
+            files[read.path].read_into(read.offset, read.size_bytes, buffers[number % SLOTS])
 
     return read_all
 
@@ -259,13 +262,12 @@ def raw_reads(session: Any, wanted: list[tuple[int, int]], stack: ExitStack) -> 
 def raw_copies(session: Any, source: ExpertSource, wanted: list[tuple[int, int]]) -> Callable[[], None]:
     """The probe's copies, from where the experts wait to as many places as the engine has slots."""
     backend, size = session.backend, session.index.expert_bytes
-    places = [backend.device_buffer(size) for _ in range(8)]
+    places = [backend.device_buffer(size) for _ in range(SLOTS)]
     pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
-    unused = torch.empty(0, dtype=torch.uint8)
     for number, (layer, expert) in enumerate(wanted):
         parts: list[torch.Tensor] = []
-        source.deliver(layer, expert, unused, lambda _, data, start, parts=parts: parts.append(data))
-        for part, place in zip(parts, places[number % 8].split([len(part) for part in parts]), strict=True):
+        source.deliver(layer, expert, None, lambda _, data, start, parts=parts: parts.append(tensor_of(data)))
+        for part, place in zip(parts, places[number % SLOTS].split([len(part) for part in parts]), strict=True):
             pairs.append((place, part))
 
     def copy_all() -> None:

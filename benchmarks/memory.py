@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 from checkpoints import Shape, dense_bytes, write_checkpoint
 
-from runtime.experts.transfer import most_buffers
+from runtime.experts.transfer import most_staging_bytes
 from runtime.layout import STAGING_SLOTS
 
 CACHE_EXPERTS = 32
@@ -117,11 +117,11 @@ def fields(path: Path) -> dict[str, int]:
 
 
 def report(shape: Shape, watched: Watched, *, devices: int, limit: float) -> int:
-    buffers = most_buffers(torch.device("cpu"))
+    staging = most_staging_bytes(torch.device("cpu"), shape.expert_bytes)
     parts = {
         "dense part": dense_bytes(shape),
         f"cache of {CACHE_EXPERTS} experts": CACHE_EXPERTS * shape.expert_bytes,
-        f"staging, {STAGING_SLOTS} slots and {buffers} buffers": (STAGING_SLOTS + buffers) * shape.expert_bytes,
+        f"staging, {STAGING_SLOTS} slots and buffers": STAGING_SLOTS * shape.expert_bytes + staging,
     }
     print(f"experts: {shape.experts_bytes / 1e9:.2f} GB; per rank, of {devices}:")
     for name, size in parts.items():

@@ -16,6 +16,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from probes.errors import DeviceError, InputError
@@ -102,22 +104,27 @@ class DirectFile:
         the returned part are overwritten too. Raises ``InputError`` where the file ends too early and ``DeviceError``
         where the read fails.
         """
-        span = self.span_bytes(offset, size_bytes)
         assert buffer.dtype == torch.uint8, f"{buffer.dtype} is not bytes"
         assert buffer.device.type == "cpu", "files are read into host memory"
-        assert buffer.is_contiguous()
-        assert buffer.numel() >= span, f"a buffer of {buffer.numel()} bytes is too small for a span of {span}"
-        assert self.mode is not LinkMode.DIRECT or buffer.data_ptr() % self.alignment == 0
+        lead = self.read_span(offset, size_bytes, buffer.numpy())
+        return buffer[lead : lead + size_bytes]
+
+    def read_span(self, offset: int, size_bytes: int, buffer: npt.NDArray[np.uint8]) -> int:
+        """As ``read_into``; returns where in ``buffer`` the bytes begin."""
+        span = self.span_bytes(offset, size_bytes)
+        assert buffer.flags.c_contiguous
+        assert len(buffer) >= span, f"a buffer of {len(buffer)} bytes is too small for a span of {span}"
+        assert self.mode is not LinkMode.DIRECT or buffer.ctypes.data % self.alignment == 0
         if offset < 0 or offset + size_bytes > self.size_bytes:
             raise self._ends_early(offset, size_bytes, self.size_bytes)
         start = offset // self.alignment * self.alignment
         if self.mode is LinkMode.BUFFERED:
             os.posix_fadvise(self._fd, start, span, os.POSIX_FADV_DONTNEED)
         lead = offset - start
-        self._read_span(start, lead + size_bytes, buffer.numpy().data[:span])
-        return buffer[lead : lead + size_bytes]
+        self._fill(start, lead + size_bytes, buffer.data[:span])
+        return lead
 
-    def _read_span(self, start: int, wanted: int, view: memoryview) -> None:
+    def _fill(self, start: int, wanted: int, view: memoryview) -> None:
         """Fill ``view`` from file offset ``start`` until at least ``wanted`` bytes are there."""
         got = 0
         retried = False

@@ -17,7 +17,7 @@ from probes.records import Device, Field, Fingerprint
 from probes.topology import gpu_facts
 
 # Raised when a change of the probe's code changes its figures: older cost models are then void.
-PROBE_CODE_VERSION = 1
+PROBE_CODE_VERSION = 2
 _MASKS = ("CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
 
 

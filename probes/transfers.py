@@ -11,6 +11,7 @@ import time
 from typing import NamedTuple, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from probes.backend import Backend, Event
@@ -120,7 +121,7 @@ class CopyTransfer:
         if self._at + chunk * copies > self._source.numel():
             self._at = 0
         region = slice(self._at, self._at + chunk * copies)
-        self._at += -(-chunk * copies // ALIGNMENT) * ALIGNMENT
+        self._at += _aligned(chunk * copies)
         return chunk, copies, self._source[region], self._destination[region]
 
 
@@ -177,12 +178,13 @@ class StagedTransfer:
         if self._at + size_bytes > self.max_bytes:
             self._at = 0
         region = slice(self._at, self._at + size_bytes)
-        self._at += -(-size_bytes // ALIGNMENT) * ALIGNMENT
+        self._at += _aligned(size_bytes)
         return self._source[region], self._destination[region]
 
 
 class DiskTransfer:
-    """Reads of a file at random places of one reader's own part of it."""
+    """Reads of a file at random places of one reader's own part of it, to ever new places of a buffer several times the
+    caches: memory that is read into again and again stays in them, and a slot does not."""
 
     runs_on_host = True
 
@@ -194,35 +196,39 @@ class DiskTransfer:
         part: int,
         parts: int,
         seed: int,
+        buffer_bytes: int | None = None,
         notes: tuple[str, ...] = (),
     ) -> None:
+        """``buffer_bytes``: how much memory is read into, place after place; None: a quarter of the reader's part."""
         self._file = file
         self._content = content
         length = content.size_bytes // parts // ALIGNMENT * ALIGNMENT
         self._start = part * length
-        self._buffer = aligned_buffer(length // 4)
+        self._buffer = aligned_buffer(_aligned(length // 4 if buffer_bytes is None else buffer_bytes)).numpy()
+        self._at = 0
         self._length = length
         self._random = random.Random(seed * 1000 + part)
         self._rested_since = time.perf_counter()
-        self.max_bytes = self._buffer.numel()
+        self.max_bytes = len(self._buffer)
         self.notes = notes
         self._waiting = WaitingTime()
 
     def timed(self, size_bytes: int) -> Timing:
         self._spend_credit(size_bytes)
         offset = self._next_offset(size_bytes)
+        buffer = self._next_place(size_bytes)
         waited = self._waiting.seconds()
         start = time.perf_counter()
-        part = self._file.read_into(offset, size_bytes, self._buffer)
+        lead = self._file.read_span(offset, size_bytes, buffer)
         self._rested_since = time.perf_counter()
         seconds = self._rested_since - start
         waited = self._waiting.seconds() - waited
-        if not self._content.matches(offset, part.numpy()):
+        if not self._content.matches(offset, buffer[lead : lead + size_bytes]):
             raise BrokenTransferError(f"bytes {offset} to {offset + size_bytes} were read back wrong")
         return Timing(seconds, waited / seconds)
 
     def load(self, size_bytes: int) -> None:
-        self._file.read_into(self._next_offset(size_bytes), size_bytes, self._buffer)
+        self._file.read_span(self._next_offset(size_bytes), size_bytes, self._next_place(size_bytes))
         self._rested_since = time.perf_counter()
 
     def _spend_credit(self, size_bytes: int) -> None:
@@ -232,9 +238,20 @@ class DiskTransfer:
         while time.perf_counter() < until:
             self.load(size_bytes)
 
+    def _next_place(self, size_bytes: int) -> npt.NDArray[np.uint8]:
+        if self._at + _aligned(size_bytes) > len(self._buffer):
+            self._at = 0
+        place = self._buffer[self._at :]
+        self._at += _aligned(size_bytes)
+        return place
+
     def _next_offset(self, size_bytes: int) -> int:
         places = (self._length - size_bytes) // ALIGNMENT
         return self._start + self._random.randrange(places + 1) * ALIGNMENT
+
+
+def _aligned(size_bytes: int) -> int:
+    return -(-size_bytes // ALIGNMENT) * ALIGNMENT
 
 
 def pool_pair(

@@ -8,8 +8,9 @@ beside them: ``….weight_scale_inv`` and ``….gate_up_proj_scale_inv`` (FP8), 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
 
 from probes.errors import CheckpointError
@@ -136,6 +137,15 @@ def index_experts(
         fused=fused.get(layer_numbers[0], {}),
         stored_as=stored_as,
     )
+
+
+def by_target(pieces: tuple[Piece, ...]) -> Iterator[tuple[int, int, tuple[Piece, ...]]]:
+    """Neighbours of a read that fill the same thing: first byte, the one after the last, and they, told from there."""
+    for _, group in groupby(pieces, key=lambda piece: (piece.parameter, piece.scales)):
+        together = tuple(group)
+        first = together[0].start
+        moved = tuple(replace(piece, start=piece.start - first) for piece in together)
+        yield first, together[-1].start + together[-1].size_bytes, moved
 
 
 def expert_bytes(folder: Path) -> int:

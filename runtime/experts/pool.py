@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-import numpy as np
 import torch
 
 from probes.errors import CheckpointError
 from runtime.experts.headers import TensorEntry
 from runtime.experts.index import ExpertIndex, Piece
 from runtime.experts.lines import placed_zeros, zeros_on
+from runtime.experts.memory import Bytes, bytes_for, copy_shared, tensor_of
 
 TORCH_DTYPES = {
     "F16": torch.float16,
@@ -51,6 +51,7 @@ class SlotPool:
         places: int | None = None,
     ) -> None:
         self.slots = slots
+        self._device = device
         self.places = slots if places is None else places
         # Zeros: a slot that was never written must not turn 0 × garbage into NaN.
         self.parameters = {
@@ -58,7 +59,7 @@ class SlotPool:
         }
         self._moves_of: dict[int, tuple[tuple[Piece, ...], tuple[Move, ...] | None]] = {}
         self._alike: dict[tuple[Move, ...] | None, tuple[Move, ...] | None] = {}
-        self._targets: dict[tuple[int, int], list[torch.Tensor]] = {}
+        self._targets: dict[tuple[int, int], list[Bytes]] = {}
 
     @property
     def slot_bytes(self) -> int:
@@ -118,28 +119,27 @@ class SlotPool:
         """Whether ``write`` takes a span of any expert of ``index`` in parts."""
         return all(self._moves(read.pieces) is not None for layer in index.reads for expert in layer for read in expert)
 
-    def write(self, slot: int, pieces: tuple[Piece, ...], data: torch.Tensor, start: int = 0) -> None:
+    def write(self, slot: int, pieces: tuple[Piece, ...], data: Bytes, start: int = 0) -> None:
         """Copy an expert's stored bytes into ``slot`` on the current stream.
 
-        ``data``: uint8 on the host, from ``start`` of its read on; all of the read, or a part where ``takes_parts``.
+        ``data``: memory of the host as ``bytes_for`` this device, from ``start`` of its read on; all of the read, or a
+        part where ``takes_parts``.
         """
         moves = self._moves(pieces)
         if moves is None:
             for piece in pieces:
-                self._convert(slot, piece, data[piece.start : piece.start + piece.size_bytes])
+                self._convert(slot, piece, tensor_of(data[piece.start : piece.start + piece.size_bytes]))
             return
         targets = self._targets.get((slot, id(moves)))
         if targets is None:
             targets = self._targets[slot, id(moves)] = [
-                _as_bytes(self.parameters[move.parameter][slot]).narrow(0, move.offset, move.size_bytes)
+                bytes_for(self._device, _as_bytes(self.parameters[move.parameter][slot]))[
+                    move.offset : move.offset + move.size_bytes
+                ]
                 for move in moves
             ]
-        stop = start + len(data)
         for move, target in zip(moves, targets, strict=True):
-            first, last = max(move.start, start), min(move.start + move.size_bytes, stop)
-            if first < last:
-                part = target.narrow(0, first - move.start, last - first)
-                copy_bytes(part, data.narrow(0, first - start, last - first))
+            copy_shared(target, move.start, data, start)
 
     def _moves(self, pieces: tuple[Piece, ...]) -> tuple[Move, ...] | None:
         """``pieces`` as copies of bytes, as few as there can be; None where they are stored in another type.
@@ -195,15 +195,6 @@ def _joined(moves: Iterable[Move]) -> list[Move]:
         else:
             joined.append(move)
     return joined
-
-
-def copy_bytes(target: torch.Tensor, data: torch.Tensor) -> None:
-    """Copy ``data`` (uint8, host) to ``target`` on the current stream."""
-    if target.device.type == "cpu":
-        # torch would start threads of its own under each of those that fetch, and have them spin beside the matmuls.
-        np.copyto(target.numpy(), data.numpy())
-    else:
-        target.copy_(data, non_blocking=True)
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:

@@ -18,6 +18,7 @@ from runtime.experts.formats import MXFP4_GROUP, Fp8Blocks, Mxfp4, Plain
 from runtime.experts.headers import TensorEntry
 from runtime.experts.index import ExpertIndex, Piece
 from runtime.experts.lines import zeros_on
+from runtime.experts.memory import Bytes, bytes_for, copy_shared
 from runtime.experts.pool import TORCH_DTYPES, SlotPool
 
 PLACES = {"cpu": 1}
@@ -64,6 +65,7 @@ class QuantisedPool(SlotPool):
         self._stored = {
             key: zeros_on(device, (slots, piece.size_bytes), torch.uint8) for key, piece in self._pieces.items()
         }
+        self._filled = {key: [bytes_for(device, slot) for slot in stored] for key, stored in self._stored.items()}
 
     @property
     def slot_bytes(self) -> int:
@@ -95,13 +97,12 @@ class QuantisedPool(SlotPool):
         return values.shape
 
     def takes_parts(self, index: ExpertIndex) -> bool:
-        return False
+        return True
 
-    def write(self, slot: int, pieces: tuple[Piece, ...], data: torch.Tensor, start: int = 0) -> None:
-        """Copy all of an expert's stored bytes (uint8, host) into ``slot`` on the current stream."""
+    def write(self, slot: int, pieces: tuple[Piece, ...], data: Bytes, start: int = 0) -> None:
+        """As ``SlotPool.write``; every piece to its own place."""
         for piece in pieces:
-            stored = data[piece.start : piece.start + piece.size_bytes]
-            self._stored[_key(piece)][slot].copy_(stored, non_blocking=True)
+            copy_shared(self._filled[_key(piece)][slot], piece.start, data, start)
 
     def placed(self, slot_of: dict[int, int]) -> Iterator[dict[int, int]]:
         """As ``SlotPool.placed``; the places are filled on the current stream, which then computes with them."""

@@ -1,8 +1,8 @@
 """Fetching experts into slots, beside the computation: checkpoint or host memory → staging → slot.
 
 A thread issues the reads in the order asked, so that n fetches cost n times one, which is what the cost model says, and
-queues the device copies on a stream of their own. On a CPU nothing copies on its own: two threads take turns there with
-large experts, so that one copies while the other reads. All waiting and retrying is in here.
+queues the device copies on a stream of their own. On a CPU nothing copies on its own: several threads take turns there
+with large experts, so that some copy while another reads. All waiting and retrying is in here.
 """
 
 from __future__ import annotations
@@ -23,12 +23,16 @@ from probes.disk import ALIGNMENT, DirectFile
 from probes.errors import CaeeError, RunError
 from probes.numa import near
 from probes.records import LinkMode
-from runtime.experts.index import ExpertIndex, Piece
+from runtime.experts.index import ExpertIndex, Piece, by_target
+from runtime.experts.memory import Bytes, Staging, bytes_for, tensor_of
 from runtime.experts.pool import SlotPool
 
 STAGING_BUFFERS = 4
 """Reads may run this far ahead of the device copies that empty the buffers; not on a CPU, which copies at once."""
-CPU_READERS = 2
+DISK_READERS = 4
+"""On a CPU: with fewer, all copy at times and the disk rests."""
+MEMORY_READERS = 2
+"""On a CPU: two fill its memory's bandwidth."""
 WORTH_A_THREAD = 512 << 10
 """Smaller experts are fetched before another thread would have begun."""
 PART_BYTES = 2 << 20
@@ -39,9 +43,14 @@ SLAB_BYTES = (256 << 20) - ALIGNMENT
 SLAB_ALIGNMENT = 64
 
 
+def most_staging_bytes(device: torch.device, expert_bytes: int) -> int:
+    """What the buffers between source and slots take of ``device``'s host where experts are read in parts."""
+    return most_buffers(device) * (min(expert_bytes, PART_BYTES) if device.type == "cpu" else expert_bytes)
+
+
 def most_buffers(device: torch.device) -> int:
-    """How many buffers of an expert's size there are between source and slots of ``device``, at most."""
-    return CPU_READERS if device.type == "cpu" else STAGING_BUFFERS
+    """How many buffers there are between source and slots of ``device``, at most."""
+    return DISK_READERS if device.type == "cpu" else STAGING_BUFFERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +62,7 @@ class Request:
     slot: int
 
 
-Deliver = Callable[[tuple[Piece, ...], torch.Tensor, int], None]
+Deliver = Callable[[tuple[Piece, ...], Bytes, int], None]
 """Pieces of a span, bytes of it, and where in the span these begin."""
 
 
@@ -62,22 +71,27 @@ class ExpertSource(Protocol):
 
     mode: LinkMode | None
     reason: str | None
+    cpu_readers: int
+    """How many threads are worth fetching large experts side by side on a CPU."""
 
-    def deliver(self, layer: int, expert: int, staging: torch.Tensor, deliver: Deliver) -> None:
-        """Hand the expert's bytes to ``deliver``, span by span, in parts or whole; ``staging`` may be used until this
-        returns.
+    def deliver(self, layer: int, expert: int, staging: Staging | None, deliver: Deliver) -> None:
+        """Hand the expert's bytes to ``deliver``, span by span, in parts or whole; ``staging``, of ``staging_bytes``,
+        may be used until this returns.
 
         Called from the engine's threads, of which each has staging buffers of its own. Raises a ``CaeeError`` where the
         bytes cannot be had.
         """
 
-    def staging_bytes(self) -> int: ...
+    def staging_bytes(self) -> int:
+        """How large a buffer ``deliver`` needs; 0: none."""
 
     def close(self) -> None: ...
 
 
 class DiskSource:
     """Experts read from the checkpoint's files at every fetch, past the page cache where that is possible."""
+
+    cpu_readers = DISK_READERS
 
     def __init__(self, index: ExpertIndex, *, part_bytes: int | None = None) -> None:
         """``part_bytes``: at most so much is read at a time, and every part into the same memory, so that each must be
@@ -90,12 +104,14 @@ class DiskSource:
         self.mode: LinkMode | None = any_file.mode
         self.reason = any_file.reason
 
-    def deliver(self, layer: int, expert: int, staging: torch.Tensor, deliver: Deliver) -> None:
+    def deliver(self, layer: int, expert: int, staging: Staging | None, deliver: Deliver) -> None:
+        assert staging is not None
         place = 0
         for read in self._reads[layer][expert]:
             file = self._files[read.path]
             for start, size in parts_of(read.offset, read.size_bytes, self._part_bytes):
-                deliver(read.pieces, file.read_into(read.offset + start, size, staging[place:]), start)
+                lead = place + file.read_span(read.offset + start, size, staging.filled[place:])
+                deliver(read.pieces, staging.given[lead : lead + size], start)
             if self._part_bytes is None:
                 place += file.span_bytes(read.offset, read.size_bytes)
 
@@ -128,19 +144,23 @@ def parts_of(offset: int, size_bytes: int, most: int | None) -> Iterator[tuple[i
 class HostSource:
     """Experts kept in (pinned) host memory, read there once from the checkpoint."""
 
+    cpu_readers = MEMORY_READERS
+
     def __init__(self, index: ExpertIndex, backend: Backend, mine: Sequence[tuple[int, int]]) -> None:
         """``mine``: the (layer, expert) pairs that this device may fetch."""
-        self._pieces: dict[tuple[int, int], list[tuple[tuple[Piece, ...], torch.Tensor]]] = {}
+        self._pieces: dict[tuple[int, int], list[tuple[tuple[Piece, ...], Bytes]]] = {}
         disk = DiskSource(index)
         needed = sum(_rounded(read.size_bytes) for layer, expert in mine for read in index.reads[layer][expert])
         slabs = _Slabs(backend, needed)
         try:
-            staging = backend.host_buffer(disk.staging_bytes(), pinned=False)
+            staging = Staging(backend.host_buffer(disk.staging_bytes(), pinned=False), backend.device)
             for layer, expert in mine:
-                kept: list[tuple[tuple[Piece, ...], torch.Tensor]] = []
+                kept: list[tuple[tuple[Piece, ...], Bytes]] = []
 
-                def keep(pieces: tuple[Piece, ...], data: torch.Tensor, _: int, kept: list[object] = kept) -> None:  # type: ignore[assignment]  # binds the loop's list
-                    kept.append((pieces, slabs.take(data.numel()).copy_(data)))
+                def keep(pieces: tuple[Piece, ...], data: Bytes, _: int, kept: list[object] = kept) -> None:  # type: ignore[assignment]  # binds the loop's list
+                    copy = bytes_for(backend.device, slabs.take(len(data)).copy_(tensor_of(data)))
+                    # Cut once and for all: a slice takes as long as a device's copy of a tenth of a megabyte.
+                    kept.extend((part, copy[first:stop]) for first, stop, part in by_target(pieces))
 
                 disk.deliver(layer, expert, staging, keep)
                 self._pieces[layer, expert] = kept
@@ -149,12 +169,12 @@ class HostSource:
         self.mode: LinkMode | None = None if backend.device.type == "cpu" else LinkMode.PINNED
         self.reason: str | None = None
 
-    def deliver(self, layer: int, expert: int, staging: torch.Tensor, deliver: Deliver) -> None:
+    def deliver(self, layer: int, expert: int, staging: Staging | None, deliver: Deliver) -> None:
         for pieces, data in self._pieces[layer, expert]:
             deliver(pieces, data, 0)
 
     def staging_bytes(self) -> int:
-        return 1
+        return 0
 
     def close(self) -> None:
         self._pieces.clear()
@@ -210,12 +230,13 @@ class TransferEngine:
         readers: int | None = None,
         buffers: int | None = None,
     ) -> None:
-        """``readers``: how many threads fetch side by side; None: two on a CPU where experts are large, else one.
+        """``readers``: how many threads fetch side by side; None: as the source says on a CPU where experts are large,
+        else one.
         ``buffers``: between source and slots, of each; None: as ``most_buffers`` counts."""
         self.backend = backend
         on_cpu = backend.device.type == "cpu"
         if readers is None:
-            readers = CPU_READERS if on_cpu and pool.slot_bytes >= WORTH_A_THREAD else 1
+            readers = source.cpu_readers if on_cpu and pool.slot_bytes >= WORTH_A_THREAD else 1
         if buffers is None:
             buffers = 1 if on_cpu else STAGING_BUFFERS
         stream = backend.new_stream()
@@ -273,7 +294,9 @@ class _Reader:
         self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="expert-transfer")
         size = source.staging_bytes()
         with near(backend.device):
-            self.staging = [backend.host_buffer(size, pinned=True) for _ in range(buffers)]
+            self.staging = [
+                Staging(backend.host_buffer(size, pinned=True), backend.device) for _ in range(buffers if size else 0)
+            ]
         self._emptied: list[Event | None] = [None] * buffers
         self._next = 0
 
@@ -308,11 +331,14 @@ class _Reader:
                 ) from error
 
     def _deliver(self, request: Request) -> None:
+        deliver = partial(self._pool.write, request.slot)
+        if not self.staging:
+            self._source.deliver(request.layer, request.expert, None, deliver)
+            return
         at = self._next
         self._next = (at + 1) % len(self.staging)
         emptied = self._emptied[at]
         if emptied is not None:
             emptied.synchronize()
-        deliver = partial(self._pool.write, request.slot)
         self._source.deliver(request.layer, request.expert, self.staging[at], deliver)
         self._emptied[at] = self._backend.record()

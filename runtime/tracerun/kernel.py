@@ -15,7 +15,8 @@ import torch
 
 from probes.limits import last_level_cache_bytes
 from runtime.experts.index import Piece
-from runtime.experts.pool import SlotPool, copy_bytes
+from runtime.experts.memory import Bytes, bytes_for, copy_bytes
+from runtime.experts.pool import SlotPool
 from runtime.experts.stock import StockKernel, rows_of_slots
 from runtime.models.config import MoeShape
 from runtime.policy.types import Ints
@@ -40,14 +41,15 @@ class BytePool(SlotPool):
 
     def __init__(self, slots: int, size_bytes: int, device: torch.device) -> None:
         super().__init__({"stored": (size_bytes,)}, slots=slots, dtype=torch.uint8, device=device)
+        self._slots = [bytes_for(device, slot) for slot in self.stored]
 
     @property
     def stored(self) -> torch.Tensor:
         return self.parameters["stored"]
 
-    def write(self, slot: int, pieces: Iterable[Piece], data: torch.Tensor, start: int = 0) -> None:
+    def write(self, slot: int, pieces: Iterable[Piece], data: Bytes, start: int = 0) -> None:
         """Copy an expert's bytes, or those from ``start`` on, into ``slot`` on the current stream."""
-        copy_bytes(self.stored[slot].narrow(0, start, len(data)), data)
+        copy_bytes(self._slots[slot][start : start + len(data)], data)
 
 
 class ExpertWeights:

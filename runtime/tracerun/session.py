@@ -24,7 +24,7 @@ from probes.records import Device
 from probes.units import format_size
 from runtime.cache import CacheBook, parse_cache
 from runtime.cost import CostTable, uniform_costs
-from runtime.experts.transfer import PART_BYTES, ExpertSource, Request, TransferEngine, most_buffers
+from runtime.experts.transfer import PART_BYTES, ExpertSource, Request, TransferEngine, most_staging_bytes
 from runtime.layout import UNKNOWN_SECONDS, lay_out, most_experts
 from runtime.parallel import Ranks, join, leave
 from runtime.policy.spec import parse_policy, resolve
@@ -242,7 +242,7 @@ class TraceRunSession:
         needed = slots * size + stand_in_sets(shape, self.dtype, slots) * weights
         if self.device.type == "cpu":
             free = memory_available_bytes() // self._ranks_here
-            needed += most_buffers(self.device) * size
+            needed += most_staging_bytes(self.device, size)
         else:
             free = int(torch.get_device_module(self.device.type).mem_get_info(self.device)[0])
         if needed > free:

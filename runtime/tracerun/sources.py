@@ -23,7 +23,8 @@ from probes.errors import RunError
 from probes.limits import memory_available_bytes
 from probes.records import LinkMode
 from probes.units import format_size
-from runtime.experts.transfer import Deliver, parts_of
+from runtime.experts.memory import Bytes, Staging, bytes_for
+from runtime.experts.transfer import DISK_READERS, MEMORY_READERS, Deliver, parts_of
 from runtime.policy.types import Ints
 from runtime.tracerun.content import ExpertContent
 
@@ -80,6 +81,8 @@ class ScratchSource:
     where the file cannot be written.
     """
 
+    cpu_readers = DISK_READERS
+
     def __init__(
         self,
         folder: Path,
@@ -126,10 +129,12 @@ class ScratchSource:
                     in_step()
             stream.truncate(self._units.count * self._stride)
 
-    def deliver(self, layer: int, expert: int, staging: torch.Tensor, deliver: Deliver) -> None:
+    def deliver(self, layer: int, expert: int, staging: Staging | None, deliver: Deliver) -> None:
+        assert staging is not None
         offset = self._units.of(layer, expert) * self._stride
         for start, size in parts_of(offset, self._size, self._part_bytes):
-            deliver((), self._file.read_into(offset + start, size, staging), start)
+            lead = self._file.read_span(offset + start, size, staging.filled)
+            deliver((), staging.given[lead : lead + size], start)
 
     def staging_bytes(self) -> int:
         return self._stride if self._part_bytes is None else min(self._stride, self._part_bytes)
@@ -141,24 +146,26 @@ class ScratchSource:
 class MemorySource:
     """Stand-ins in (pinned) host memory, of which experts take turns."""
 
+    cpu_readers = MEMORY_READERS
+
     def __init__(self, content: ExpertContent, units: Units, backend: Backend, *, in_step: Callable[[], None]) -> None:
         self._units = units
-        self._buffers: list[torch.Tensor] = []
+        self._buffers: list[Bytes] = []
         per_sync = max(1, SYNC_BYTES // content.size_bytes)
         for unit in range(units.count):
             buffer = backend.host_buffer(content.size_bytes, pinned=True)
             buffer.copy_(torch.from_numpy(content.unit(unit)).view(torch.uint8))
-            self._buffers.append(buffer)
+            self._buffers.append(bytes_for(backend.device, buffer))
             if (unit + 1) % per_sync == 0 or unit + 1 == units.count:
                 in_step()
         self.mode: LinkMode | None = None if backend.device.type == "cpu" else LinkMode.PINNED
         self.reason: str | None = None
 
-    def deliver(self, layer: int, expert: int, staging: torch.Tensor, deliver: Deliver) -> None:
+    def deliver(self, layer: int, expert: int, staging: Staging | None, deliver: Deliver) -> None:
         deliver((), self._buffers[self._units.of(layer, expert)], 0)
 
     def staging_bytes(self) -> int:
-        return 1
+        return 0
 
     def close(self) -> None:
         self._buffers.clear()

@@ -12,9 +12,10 @@ from probes.backend import TorchBackend
 from probes.disk import ALIGNMENT
 from runtime.experts import transfer
 from runtime.experts.index import Piece, index_experts
+from runtime.experts.memory import Bytes, Staging, tensor_of
 from runtime.experts.transfer import SLAB_BYTES, DiskSource, ExpertSource, HostSource
 
-Expert = list[tuple[tuple[Piece, ...], torch.Tensor]]
+Expert = dict[tuple[str, int, bool], bytes]
 
 
 class CountingBackend(TorchBackend):
@@ -30,9 +31,17 @@ class CountingBackend(TorchBackend):
         return super().host_buffer(size_bytes, pinned=pinned)
 
 
-def delivered(source: ExpertSource, staging: torch.Tensor, layer: int, expert: int) -> Expert:
-    found: Expert = []
-    source.deliver(layer, expert, staging, lambda pieces, data, start: found.append((pieces, data.clone())))
+def delivered(source: ExpertSource, staging: Staging | None, layer: int, expert: int) -> Expert:
+    """Every piece's bytes, by where they belong."""
+    found: Expert = {}
+
+    def take(pieces: tuple[Piece, ...], data: Bytes, start: int) -> None:
+        assert start == 0
+        for piece in pieces:
+            stored = tensor_of(data[piece.start : piece.start + piece.size_bytes])
+            found[piece.parameter, piece.part, piece.scales] = stored.numpy().tobytes()
+
+    source.deliver(layer, expert, staging, take)
     return found
 
 
@@ -44,13 +53,13 @@ def test_host_memory_holds_what_the_disk_does(
     index = index_experts(checkpoint("qwen3_moe"))
     backend = CountingBackend()
     disk = DiskSource(index)
-    staging = backend.host_buffer(disk.staging_bytes(), pinned=False)
+    staging = Staging(backend.host_buffer(disk.staging_bytes(), pinned=False), backend.device)
     every = [(layer, expert) for layer in range(len(index.reads)) for expert in range(index.num_experts)]
     host = HostSource(index, backend, every)
     for layer, expert in every:
-        there, here = delivered(disk, staging, layer, expert), delivered(host, staging, layer, expert)
-        assert [pieces for pieces, _ in here] == [pieces for pieces, _ in there]
-        assert all(torch.equal(one, other) for (_, one), (_, other) in zip(here, there, strict=True))
+        there, here = delivered(disk, staging, layer, expert), delivered(host, None, layer, expert)
+        assert len(here) == 3
+        assert here == there
     reads = [read.size_bytes for layer in index.reads for expert in layer for read in expert]
     total = sum(-(-size // 64) * 64 for size in reads)
     if slab_bytes == SLAB_BYTES:

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from caee_cli.main import app
+from probes.disk import ALIGNMENT
 from runtime.experts.transfer import Request, Ticket
 from runtime.policy.types import Decision, Machine, PolicySpec, Routed, Summary, Tokens
 from runtime.trace.reader import read_trace
@@ -140,6 +141,33 @@ def test_any_number_of_experts_may_be_dequantised_together(
     assert session.pool.places == places
     ours, _ = stock.engine_logits(session.model, session.router, PROMPTS, STEPS)
     assert_equal(ours, theirs)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_an_expert_read_in_parts_is_the_same(
+    quantised: Quantised,
+    quantising: ModuleType,
+    open_session: OpenSession,
+    stock: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    form: str,
+) -> None:
+    """As large ones are on a CPU, by several threads."""
+    folder = quantised(form)
+    theirs = stock.stock_logits(quantising.load_stock(folder, torch.float32), PROMPTS, STEPS)
+    monkeypatch.setattr("runtime.worker.PART_BYTES", ALIGNMENT)
+    monkeypatch.setattr("runtime.experts.transfer.WORTH_A_THREAD", 0)
+    session = open_session(folder, cache_experts=5)
+    starts, write = [], session.pool.write
+
+    def written(slot: int, pieces: Any, data: Any, start: int) -> None:
+        starts.append(start)
+        write(slot, pieces, data, start)
+
+    monkeypatch.setattr(session.pool, "write", written)
+    ours, _ = stock.engine_logits(session.model, session.router, PROMPTS, STEPS)
+    assert_equal(ours, theirs)
+    assert max(starts) > 0
 
 
 @pytest.mark.parametrize("block", [(12, 20), (32, 7), (128, 128)])

@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from probes.backend import HostEvent
 from probes.disk import aligned_buffer
+from runtime.experts.memory import Bytes, Staging
 from runtime.experts.transfer import TransferEngine
 from runtime.worker import RankSession
 
@@ -141,15 +143,15 @@ def watch(
     """Put ``backend`` under the session's transfers and report every access to slots and staging buffers."""
     write, deliver = session.pool.write, session.source.deliver
 
-    def written(slot: int, pieces: Any, data: torch.Tensor, start: int) -> None:
+    def written(slot: int, pieces: Any, data: Bytes, start: int) -> None:
         # A copy is queued after all that the thread knows of.
         ordering.learn(backend.stream, ordering.now(backend.thread))
         ordering.access(backend.stream, buffer_of(data), writes=False)
         ordering.access(backend.stream, ("slot", slot), writes=True)
         write(slot, pieces, data, start)
 
-    def delivered(layer: int, expert: int, staging: torch.Tensor, hand_over: Any) -> None:
-        ordering.access(backend.thread, buffer_of(staging), writes=True)
+    def delivered(layer: int, expert: int, staging: Staging | None, hand_over: Any) -> None:
+        ordering.access(backend.thread, buffer_of(staging.given), writes=True)
         deliver(layer, expert, staging, hand_over)
 
     monkeypatch.setattr(session.pool, "write", written)
@@ -157,10 +159,11 @@ def watch(
     for reader in session.transfers._readers:
         reader.close()
     transfers = TransferEngine(backend, session.source, session.pool, readers=readers, buffers=2)  # type: ignore[arg-type]  # streams are names
-    starts = [staging.untyped_storage().data_ptr() for reader in transfers._readers for staging in reader.staging]
+    buffers = [staging.filled for reader in transfers._readers for staging in reader.staging]
 
-    def buffer_of(data: torch.Tensor) -> object:
-        return ("staging", starts.index(data.untyped_storage().data_ptr()))
+    def buffer_of(data: Bytes) -> object:
+        (number,) = (number for number, buffer in enumerate(buffers) if np.shares_memory(buffer, data))
+        return ("staging", number)
 
     session.transfers = transfers
     session.execution._transfers = transfers

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import struct
 import threading
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -20,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from probes.disk import ALIGNMENT
 from probes.errors import CheckpointError, DeviceError, InputError, RunError
 from runtime.experts import transfer
+from runtime.experts.memory import copy_shared
 from runtime.experts.transfer import DiskSource, Request, TransferEngine, parts_of
 from runtime.worker import RankSession
 
@@ -29,10 +33,10 @@ OpenSession = Callable[..., RankSession]
 PROMPTS = [list(b"Hello there, my"), list(b"And he said, go")]
 
 
-@pytest.fixture(params=["one thread", "two threads"])
+@pytest.fixture(params=["one thread", "several threads"])
 def copied(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small experts are fetched by one thread, large ones by two that take turns."""
-    if request.param == "two threads":
+    """Small experts are fetched by one thread, large ones by several that take turns."""
+    if request.param == "several threads":
         monkeypatch.setattr(transfer, "WORTH_A_THREAD", 0)
 
 
@@ -127,6 +131,23 @@ def test_parts_cover_a_span_in_order_and_fit_what_they_are_read_into(offset: int
         assert (last - first) * ALIGNMENT <= most
         assert at == 0 or (offset + start) % ALIGNMENT == 0
     assert list(parts_of(offset, size, None)) == [(0, size)]
+
+
+@given(
+    size=st.integers(1, 60),
+    at=st.integers(0, 60),
+    cuts=st.lists(st.integers(1, 119), max_size=6),
+    order=st.randoms(use_true_random=False),
+)
+def test_parts_fill_what_they_share_with_a_target(size: int, at: int, cuts: list[int], order: random.Random) -> None:
+    whole = np.arange(1, 121, dtype=np.uint8)
+    edges = [0, *sorted(set(cuts)), len(whole)]
+    parts = list(pairwise(edges))
+    order.shuffle(parts)
+    target = np.zeros(size, np.uint8)
+    for start, stop in parts:
+        copy_shared(target, at, whole[start:stop], start)
+    assert target.tolist() == whole[at : at + size].tolist()
 
 
 @pytest.mark.parametrize("part_bytes", [ALIGNMENT, 3 * ALIGNMENT, None])

@@ -7,13 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from probes.backend import TorchBackend
 from probes.content import FileContent
 from probes.contention import contention
-from probes.disk import DirectFile
+from probes.disk import ALIGNMENT, DirectFile
 from probes.errors import DeviceError
 from probes.links import measure_link
 from probes.plan import LinkPlan, plan_links
@@ -187,6 +190,30 @@ def test_the_disk_is_read_and_verified(scratch: ScratchFile) -> None:
         if file is not None:
             reader = DiskTransfer(file, scratch.content, part=1, parts=2, seed=0)
             assert all(reader.timed(size).seconds > 0 for size in (4096, 65536, MIB) for _ in range(5))
+
+
+@given(sizes=st.lists(st.integers(1, 40).map(lambda words: words * 2048), min_size=2, max_size=30))
+def test_the_disk_is_read_into_ever_new_memory(sizes: list[int]) -> None:
+    """A buffer that is read into again and again stays in the processor's caches, which slots do not."""
+    places: list[tuple[int, int]] = []
+
+    class Watched:
+        def read_span(self, offset: int, size_bytes: int, buffer: npt.NDArray[np.uint8]) -> int:
+            assert len(buffer) >= -(-size_bytes // ALIGNMENT) * ALIGNMENT
+            places.append((buffer.ctypes.data, size_bytes))
+            return 0
+
+    reader = DiskTransfer(Watched(), FileContent(4 * MIB, seed=1), part=0, parts=1, seed=0)  # type: ignore[arg-type]  # a file that only notes where to
+    for size in sizes:
+        reader.load(size)
+    start, stop = places[0][0], places[0][0] + reader.max_bytes
+    expected = start
+    for at, size in places:
+        span = -(-size // ALIGNMENT) * ALIGNMENT
+        if expected + span > stop:
+            expected = start
+        assert at == expected
+        expected += span
 
 
 def test_a_disk_that_returns_other_bytes_is_broken(tmp_path: Path) -> None:

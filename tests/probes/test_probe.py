@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 
@@ -154,13 +156,13 @@ def test_a_throttled_disk_has_drifted(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("probes.drift._SECONDS_PER_LINK", 2.0)
     healthy = probe(options(tmp_path, seconds=6.0), make_backend=simulated())
-    genuine = DirectFile.read_into
+    genuine = DirectFile.read_span
 
-    def throttled(file: DirectFile, offset: int, size_bytes: int, buffer: torch.Tensor) -> torch.Tensor:
+    def throttled(file: DirectFile, offset: int, size_bytes: int, buffer: npt.NDArray[np.uint8]) -> int:
         time.sleep(0.01 + size_bytes / 200e6)
         return genuine(file, offset, size_bytes, buffer)
 
-    monkeypatch.setattr(DirectFile, "read_into", throttled)
+    monkeypatch.setattr(DirectFile, "read_span", throttled)
     report = check(healthy, tmp_path, simulated())
     drifted = {link.model.kind for link in report.links if link.drifted}
     assert drifted == {LinkKind.DISK_TO_HOST}
