@@ -193,6 +193,11 @@ class CacheBook:
         slot = int(self._slot_of[layer * self._experts + expert])
         return slot if slot >= 0 else None
 
+    def slots_of(self, layer: int, experts_E: Ints) -> list[int]:
+        """``slot_of`` many experts, −1 for those that are not resident."""
+        slots: list[int] = self._slot_of[experts_E + layer * self._experts].tolist()
+        return slots
+
     def dispatch(
         self, layer: int, experts: Sequence[int] | Ints, demanded: Sequence[int] | Ints | None = None
     ) -> list[Fetch]:

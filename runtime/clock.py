@@ -25,13 +25,18 @@ class PhaseClock:
 
     def add(self, timers: Timers, phase: str, start: Event) -> None:
         """The phase that began at ``start`` is queued: count it in ``timers.phase``."""
-        self._spans.append((timers, phase, start, self._backend.record()))
+        end = self._backend.record()
         if self._is_at_once:
-            self.settle()
+            self._count(timers, phase, start, end)
+        else:
+            self._spans.append((timers, phase, start, end))
 
     def settle(self) -> None:
         """Count every phase so far. Waits for the device where it has not come there yet."""
         for timers, phase, start, end in self._spans:
             end.synchronize()
-            setattr(timers, phase, getattr(timers, phase) + self._backend.elapsed(start, end))
+            self._count(timers, phase, start, end)
         self._spans.clear()
+
+    def _count(self, timers: Timers, phase: str, start: Event, end: Event) -> None:
+        setattr(timers, phase, getattr(timers, phase) + self._backend.elapsed(start, end))

@@ -26,7 +26,14 @@ from runtime.cache import CacheBook, CacheSnapshot
 from runtime.clock import PhaseClock
 from runtime.dispatch import Dispatched, Replicated, TokenDispatch
 from runtime.experts.pool import SlotPool
-from runtime.experts.rows import count_by_device
+from runtime.experts.rows import (
+    all_finite,
+    changed_tokens,
+    count_by_device,
+    experts_by_device,
+    extremes,
+    of_real_tokens,
+)
 from runtime.experts.stock import StockKernel
 from runtime.experts.transfer import Request, TransferEngine
 from runtime.layout import Layout
@@ -176,9 +183,9 @@ class ExpertExecution:
         self.top_k, self.hidden_size = top_k_index.shape[1], hidden_states.shape[-1]
         timers = context.record.timers
         # Waits for the device, whose work until here is not part of the decision.
-        own_TK = top_k_index.detach().cpu().numpy().astype(np.int64)
+        chosen_TK = top_k_index.detach().cpu().numpy()
         start, exchanged = time.perf_counter(), self.dispatch.seconds
-        own_TK[~context.real_T] = -1
+        own_TK = of_real_tokens(chosen_TK, context.real_T)
         ids_TK, weights_TK, everywhere = self._route(layer, context, hidden_states, own_TK, top_k_index, top_k_weights)
         plan = self._plan(layer, context, everywhere.ids_GK, everywhere.own_GK)
         exchanged = self.dispatch.seconds - exchanged
@@ -215,7 +222,7 @@ class ExpertExecution:
         resident_N = self._resident(layer)
         machine = self._machine(layer, context.policy, resident_N)
         # Bad scores never stop a live run: the layer falls back to the router's own choice, and is counted.
-        sound = bool(np.isfinite(tokens.gates_TK[context.real_T]).all())
+        sound = all_finite(tokens.gates_TK, context.real_T)
         # The brake watches a policy, not the router itself, and no pass beside the caches.
         is_watched = not context.bypass_cache and context.policy.spec.name != "router"
         brake = self.brake if is_watched else None
@@ -232,7 +239,7 @@ class ExpertExecution:
         weights_TK = _merge_weights(own_TK, routed, top_k_weights)
         if self.check_ranks:
             self._compare_decisions(layer, decision, everywhere, weights_TK)
-        importance = summary.importance_N[summary.active_N]
+        highest, lowest = extremes(summary.importance_N, summary.active_N)
         scale = 1.0 / SHARE_UNIT / max(1, summary.tokens)
         before_D, _ = self._counts(everywhere.own_GK, resident_N)
         after_D, dispatched_D = self._counts(everywhere.ids_GK, resident_N)
@@ -244,8 +251,8 @@ class ExpertExecution:
                 dispatched_D=dispatched_D,
                 removed=everywhere.removed,
                 rerouted_slots=everywhere.rerouted_slots,
-                importance_highest=float(importance.max(initial=0)) * scale,
-                importance_lowest=float(importance.min(initial=SHARE_UNIT)) * scale if len(importance) else 0.0,
+                importance_highest=highest * scale,
+                importance_lowest=lowest * scale,
                 fell_back=not sound,
                 brake=None if brake is None else BrakeStep(braked),
             )
@@ -333,20 +340,20 @@ class ExpertExecution:
     def _plan(self, layer: int, context: StepContext, ids_TK: Ints, own_TK: Ints) -> _Plan:
         """Advance every device's book; for this device, which expert comes into which slot, in waves."""
         placement_N = self.layout.placement_N
-        experts, demanded = np.unique(ids_TK[ids_TK >= 0]), np.unique(own_TK[own_TK >= 0])
-        device_of = placement_N[experts]
+        used_E, used_D1 = experts_by_device(ids_TK, placement_N, self.layout.devices)
+        wanted_E, wanted_D1 = experts_by_device(own_TK, placement_N, self.layout.devices)
         plan = _Plan()
         for device, book in enumerate(self.books):
-            here = experts[device_of == device]
+            here = used_E[used_D1[device] : used_D1[device + 1]]
             mine = device == self._ranks.rank
             if context.bypass_cache:
                 if mine:
                     plan.bypass(layer, book, here, self._staging)
                 continue
-            resident = [(int(e), book.slot_of(layer, int(e))) for e in here] if mine else []
-            fetches = book.dispatch(layer, here, demanded[placement_N[demanded] == device])
             if mine:
-                plan.ready = {expert: slot for expert, slot in resident if slot is not None}
+                plan.use_resident(layer, book, here)
+            fetches = book.dispatch(layer, here, wanted_E[wanted_D1[device] : wanted_D1[device + 1]])
+            if mine:
                 cached = [Request(layer, f.expert, f.slot) for f in fetches if f.slot is not None]
                 self._hold(cached)
                 plan.stage(cached, layer, [f.expert for f in fetches if f.slot is None], self._staging)
@@ -462,15 +469,19 @@ class _Plan:
 
     def bypass(self, layer: int, book: CacheBook, experts: Ints, staging: range) -> None:
         """Use what the cache holds, bring the rest through staging, and leave the cache as it is."""
-        slots = {int(e): book.slot_of(layer, int(e)) for e in experts}
-        self.ready = {expert: slot for expert, slot in slots.items() if slot is not None}
-        self.stage([], layer, [expert for expert, slot in slots.items() if slot is None], staging)
+        self.use_resident(layer, book, experts)
+        self.stage([], layer, [expert for expert in experts.tolist() if expert not in self.ready], staging)
+
+    def use_resident(self, layer: int, book: CacheBook, experts: Ints) -> None:
+        """What is in its slot already."""
+        slots = zip(experts.tolist(), book.slots_of(layer, experts), strict=True)
+        self.ready = {expert: slot for expert, slot in slots if slot >= 0}
 
 
 def _merge_weights(own_TK: Ints, routed: Routed, top_k_weights: torch.Tensor) -> torch.Tensor:
     """The router's own weights, bit for bit, for tokens whose ids are unchanged; the policy's for the others."""
-    changed_T = (routed.topk_ids_TK != own_TK).any(1)
-    if not changed_T.any():
+    changed_T, any_changed = changed_tokens(own_TK, routed.topk_ids_TK)
+    if not any_changed:
         return top_k_weights
     device = top_k_weights.device
     ours_TK = torch.from_numpy(routed.topk_weights_TK).to(device=device, dtype=top_k_weights.dtype)

@@ -9,41 +9,132 @@ devices.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 import numpy.typing as npt
 
 from runtime.compile import compiled
-from runtime.policy.types import Bools, Ints
+from runtime.policy.types import Bools, Floats, Ints
+
+
+class ExpertRows(NamedTuple):
+    """The rows of some experts, by the places that these are in, ascending: ``rows_P``, the token ``tokens_P`` and the
+    place ``places_P`` of each; ``places_E``, and how many rows each has, ``sizes_E``."""
+
+    rows_P: Ints
+    tokens_P: Ints
+    places_P: Ints
+    places_E: Ints
+    sizes_E: Ints
+
+    def segments(self) -> tuple[list[int], list[int]]:
+        """The places that have rows, and how many; their rows follow each other."""
+        places, sizes = self.places_E.tolist(), self.sizes_E.tolist()
+        if 0 in sizes:
+            places = [place for place, size in zip(places, sizes, strict=True) if size]
+            sizes = [size for size in sizes if size]
+        return places, sizes
 
 
 @compiled
-def rows_by_place(ids_R: Ints, order_R: Ints, experts_E: Ints, places_E: Ints) -> tuple[Ints, Ints]:
-    """The rows whose expert is in ``experts_E``, by place and within one as in ``order_R``; and the place of each.
+def rows_by_place(ids_TK: Ints, order_R: Ints, experts_E: Ints, places_E: Ints) -> ExpertRows:
+    """The rows whose expert is in ``experts_E``, which are in ``places_E``: by place, and within one as in ``order_R``.
 
-    ``places_E`` ascends. Ids of −1 are empty slots.
+    Ids of −1 are empty slots.
     """
+    width = ids_TK.shape[1]
+    ids_R = ids_TK.reshape(-1)
+    by_place = np.argsort(places_E)
     highest = -1
     for expert in experts_E:
         highest = max(highest, expert)
     group_N = np.full(highest + 1, -1, np.int64)
-    for group in range(len(experts_E)):
-        group_N[experts_E[group]] = group
-    starts_E = np.zeros(len(experts_E) + 1, np.int64)
+    for group in range(len(by_place)):
+        group_N[experts_E[by_place[group]]] = group
+    sizes_E = np.zeros(len(experts_E), np.int64)
     for expert in ids_R:
         if 0 <= expert <= highest and group_N[expert] >= 0:
-            starts_E[group_N[expert] + 1] += 1
-    for group in range(len(experts_E)):
-        starts_E[group + 1] += starts_E[group]
-    rows_P = np.empty(starts_E[-1], np.int64)
-    places_P = np.empty(starts_E[-1], np.int64)
+            sizes_E[group_N[expert]] += 1
+    ends_E = np.cumsum(sizes_E)
+    next_E = ends_E - sizes_E
+    total = ends_E[-1] if len(ends_E) else 0
+    rows_P = np.empty(total, np.int64)
+    tokens_P = np.empty(total, np.int64)
+    places_P = np.empty(total, np.int64)
     for row in order_R:
         expert = ids_R[row]
         if 0 <= expert <= highest and group_N[expert] >= 0:
             group = group_N[expert]
-            rows_P[starts_E[group]] = row
-            places_P[starts_E[group]] = places_E[group]
-            starts_E[group] += 1
-    return rows_P, places_P
+            at = next_E[group]
+            rows_P[at] = row
+            tokens_P[at] = row // width
+            places_P[at] = places_E[by_place[group]]
+            next_E[group] = at + 1
+    return ExpertRows(rows_P, tokens_P, places_P, places_E[by_place], sizes_E)
+
+
+@compiled
+def experts_by_device(ids_TK: Ints, placement_N: Ints, devices: int) -> tuple[Ints, Ints]:
+    """The experts in ``ids_TK``, each once: device after device, ascending within one; [D + 1] where each begins."""
+    used_N = np.zeros(len(placement_N), np.bool_)
+    starts_D1 = np.zeros(devices + 1, np.int64)
+    for expert in ids_TK.flat:
+        if expert >= 0 and not used_N[expert]:
+            used_N[expert] = True
+            starts_D1[placement_N[expert] + 1] += 1
+    for device in range(devices):
+        starts_D1[device + 1] += starts_D1[device]
+    experts_E = np.empty(starts_D1[-1], np.int64)
+    next_D = starts_D1.copy()
+    for expert in np.flatnonzero(used_N):
+        experts_E[next_D[placement_N[expert]]] = expert
+        next_D[placement_N[expert]] += 1
+    return experts_E, starts_D1
+
+
+@compiled
+def of_real_tokens(ids_TK: Ints, real_T: Bools) -> Ints:
+    """A copy with empty slots for tokens that are none."""
+    own_TK = np.empty(ids_TK.shape, np.int64)
+    for t in range(len(ids_TK)):
+        for k in range(ids_TK.shape[1]):
+            own_TK[t, k] = ids_TK[t, k] if real_T[t] else -1
+    return own_TK
+
+
+@compiled
+def all_finite(values_TK: Floats, real_T: Bools) -> bool:
+    """Whether every real token's values are numbers."""
+    for t in range(len(values_TK)):
+        if real_T[t]:
+            for value in values_TK[t]:
+                if not np.isfinite(value):
+                    return False
+    return True
+
+
+@compiled
+def changed_tokens(before_TK: Ints, after_TK: Ints) -> tuple[Bools, bool]:
+    """[T] whether a token's ids differ, and whether any token's do."""
+    changed_T = np.zeros(len(before_TK), np.bool_)
+    for t in range(len(before_TK)):
+        for k in range(before_TK.shape[1]):
+            if before_TK[t, k] != after_TK[t, k]:
+                changed_T[t] = True
+    return changed_T, bool(changed_T.any())
+
+
+@compiled
+def extremes(values_N: Ints, counted_N: Bools) -> tuple[int, int]:
+    """The highest and the lowest of the values that are counted; 0 and 0 where none is."""
+    count, highest, lowest = 0, 0, 0
+    for value, counts in zip(values_N, counted_N):  # noqa: B905  # the compiler knows no strict
+        if counts:
+            highest = max(highest, value) if count else value
+            lowest = min(lowest, value) if count else value
+            count += 1
+    return highest, lowest
 
 
 @compiled

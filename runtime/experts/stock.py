@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from runtime.experts.pool import SlotPool
-from runtime.experts.rows import rows_by_place
+from runtime.experts.rows import ExpertRows, rows_by_place
 from runtime.policy.types import Ints
 
 MOST_GROUPS = 1023
@@ -36,6 +36,7 @@ class StockKernel:
         matmuls = implementation in ("eager", "grouped_mm") and _plainly_gated(module, pool)
         self._outputs = self._loop if matmuls else self._windowed
         self._pool = pool
+        self._matrices: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._show(0, pool.places)
 
     def row_order(self, ids_TK: Ints) -> Ints:
@@ -56,15 +57,15 @@ class StockKernel:
     def _placed_rows(
         self, hidden_TH: torch.Tensor, ids_TK: Ints, order_R: Ints, place_of: dict[int, int], rows_RH: torch.Tensor
     ) -> None:
-        by_place = sorted(place_of.items(), key=lambda item: item[1])
-        experts_E, places_E = np.array(by_place, np.int64).reshape(-1, 2).T
-        rows_P, places_P = rows_by_place(ids_TK.reshape(-1), order_R, experts_E, places_E)
+        experts_E, places_E = np.array([*place_of], np.int64), np.array([*place_of.values()], np.int64)
+        rows = rows_by_place(ids_TK, order_R, experts_E, places_E)
         device = hidden_TH.device
-        taken_PH = hidden_TH.index_select(0, torch.from_numpy(rows_P // ids_TK.shape[1]).to(device))
-        rows_RH.index_copy_(0, torch.from_numpy(rows_P).to(device), self._outputs(taken_PH, places_P))
+        taken_PH = hidden_TH.index_select(0, torch.from_numpy(rows.tokens_P).to(device))
+        rows_RH.index_copy_(0, torch.from_numpy(rows.rows_P).to(device), self._outputs(taken_PH, rows))
 
-    def _windowed(self, taken_PH: torch.Tensor, slots_P: Ints) -> torch.Tensor:
-        """``_whole`` over few enough neighbouring slots at a time (``slots_P`` ascends)."""
+    def _windowed(self, taken_PH: torch.Tensor, rows: ExpertRows) -> torch.Tensor:
+        """``_whole`` over few enough neighbouring slots at a time."""
+        slots_P = rows.places_P
         starts = window_starts(slots_P, MOST_GROUPS)
         if self._pool.places <= MOST_GROUPS or not len(starts):
             return self._whole(taken_PH, slots_P)
@@ -96,19 +97,30 @@ class StockKernel:
         )
         return outputs_PH[place]
 
-    def _loop(self, taken_PH: torch.Tensor, slots_P: Ints) -> torch.Tensor:
+    def _loop(self, taken_PH: torch.Tensor, rows: ExpertRows) -> torch.Tensor:
         """Plainly gated experts one after the other: where this is used, the grouped kernel walks through all slots,
         and takes longer for the empty ones than for a decode step's few rows. Same matmuls, same bits."""
-        module, first, second = self._module, self._module.gate_up_proj, self._module.down_proj
-        experts = rows_of_slots(slots_P)
-        gate_up_PI = taken_PH.new_empty((len(slots_P), first.shape[1]))
-        for rows, slot in experts:
-            torch.mm(taken_PH[rows], first[slot].t(), out=gate_up_PI[rows])
-        hidden_PI = module._apply_gate(gate_up_PI)
+        slots, sizes = rows.segments()
+        matrices = [self._matrices_of(slot) for slot in slots]
+        gate_up_PI = taken_PH.new_empty((len(taken_PH), self._module.gate_up_proj.shape[1]))
+        for taken, (first, _), into in zip(
+            taken_PH.split_with_sizes(sizes), matrices, gate_up_PI.split_with_sizes(sizes), strict=True
+        ):
+            torch.mm(taken, first, out=into)
+        hidden_PI = self._module._apply_gate(gate_up_PI)
         outputs_PH = torch.empty_like(taken_PH)
-        for rows, slot in experts:
-            torch.mm(hidden_PI[rows], second[slot].t(), out=outputs_PH[rows])
+        for hidden, (_, second), into in zip(
+            hidden_PI.split_with_sizes(sizes), matrices, outputs_PH.split_with_sizes(sizes), strict=True
+        ):
+            torch.mm(hidden, second, out=into)
         return outputs_PH
+
+    def _matrices_of(self, slot: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """[H, 2·I] and [I, H], as they are multiplied; kept, since views take longer to make than a cache to find."""
+        known = self._matrices.get(slot)
+        if known is None:
+            known = self._matrices[slot] = self._module.gate_up_proj[slot].t(), self._module.down_proj[slot].t()
+        return known
 
     def reduce(self, rows_RH: torch.Tensor, weights_TK: torch.Tensor, ids_TK: Ints) -> torch.Tensor:
         """[T, H]: the weighted sum over every token's slots."""
@@ -125,15 +137,6 @@ class StockKernel:
             row_TH = rows_TKH.gather(1, at[..., None].expand(-1, -1, rows_TKH.shape[-1]))[:, 0]
             total_TH += (row_TH * weights_TK.gather(1, at)).to(total_TH.dtype)
         return total_TH
-
-
-def rows_of_slots(slots_P: Ints) -> list[tuple[slice, int]]:
-    """The rows of every slot in ascending ``slots_P``, and the slot."""
-    starts = np.flatnonzero(np.diff(slots_P, prepend=-1)).tolist()
-    return [
-        (slice(start, stop), int(slots_P[start]))
-        for start, stop in zip(starts, [*starts[1:], len(slots_P)], strict=True)
-    ]
 
 
 def window_starts(slots_P: Ints, size: int) -> list[int]:

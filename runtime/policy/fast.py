@@ -78,8 +78,10 @@ class Router:
         q_TK = self._shares(tokens)
         ids_TK = np.empty_like(tokens.topk_ids_TK)
         self._fill(tokens, q_TK, decision, machine, ids_TK)
-        weights_TK = np.where(ids_TK >= 0, tokens.gates_TK, 0.0)
-        if tokens.scores_TN is not None:
+        if tokens.scores_TN is None:
+            weights_TK = np.where(ids_TK >= 0, tokens.gates_TK, 0.0)
+        else:
+            weights_TK = np.empty(ids_TK.shape)
             slot_kernels.gather(tokens.scores_TN, ids_TK, weights_TK)
         slot_kernels.weigh(tokens.topk_ids_TK, tokens.gates_TK, ids_TK, self._renormalize, self._factor, weights_TK)
         removed, rerouted = slot_kernels.account(tokens.topk_ids_TK, q_TK, tokens.token_mask_T, ids_TK)

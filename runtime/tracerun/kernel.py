@@ -17,9 +17,9 @@ from probes.limits import last_level_cache_bytes
 from runtime.experts.index import Piece
 from runtime.experts.memory import Bytes, bytes_for, copy_bytes
 from runtime.experts.pool import SlotPool
-from runtime.experts.stock import StockKernel, rows_of_slots
+from runtime.experts.rows import ExpertRows
+from runtime.experts.stock import StockKernel
 from runtime.models.config import MoeShape
-from runtime.policy.types import Ints
 
 SLOT_ALIGNMENT = 64
 STORED_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -106,13 +106,16 @@ class ReplayKernel(StockKernel):
         self._weights = weights
         self._outputs = self._matmuls
 
-    def _matmuls(self, taken_PH: torch.Tensor, slots_P: Ints) -> torch.Tensor:
-        """[P, H]; ``slots_P`` ascends."""
+    def _matmuls(self, taken_PH: torch.Tensor, rows: ExpertRows) -> torch.Tensor:
+        """[P, H]."""
+        slots, sizes = rows.segments()
         outputs_PH = torch.empty_like(taken_PH)
-        for rows, slot in rows_of_slots(slots_P):
+        for slot, taken, into in zip(
+            slots, taken_PH.split_with_sizes(sizes), outputs_PH.split_with_sizes(sizes), strict=True
+        ):
             first, second = self._weights.of(slot)
-            inner = torch.nn.functional.linear(taken_PH[rows], first)
-            outputs_PH[rows] = torch.nn.functional.linear(self._activated(inner), second)
+            inner = torch.nn.functional.linear(taken, first)
+            into.copy_(torch.nn.functional.linear(self._activated(inner), second))
         return outputs_PH
 
     def _activated(self, inner: torch.Tensor) -> torch.Tensor:

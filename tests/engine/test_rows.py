@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runtime.experts.rows import count_by_device, rows_by_place
+from runtime.experts.rows import (
+    all_finite,
+    changed_tokens,
+    count_by_device,
+    experts_by_device,
+    extremes,
+    of_real_tokens,
+    rows_by_place,
+)
 
 
 @st.composite
@@ -29,11 +38,51 @@ def test_rows_by_place(routing: tuple[np.ndarray, int], chance: random.Random) -
     expected = sorted(
         ((place_of[int(ids_TK.flat[row])], at, row) for at, row in enumerate(order) if ids_TK.flat[row] in place_of)
     )
-    by_place = sorted(place_of.items(), key=lambda item: item[1])
-    experts_E, places_E = np.array(by_place, np.int64).reshape(-1, 2).T
-    rows_P, places_P = rows_by_place(ids_TK.reshape(-1), np.array(order, np.int64), experts_E, places_E)
-    assert rows_P.tolist() == [row for _, _, row in expected]
-    assert places_P.tolist() == [place for place, _, _ in expected]
+    experts_E, places_E = np.array([*place_of], np.int64), np.array([*place_of.values()], np.int64)
+    found = rows_by_place(ids_TK, np.array(order, np.int64), experts_E, places_E)
+    assert found.rows_P.tolist() == [row for _, _, row in expected]
+    assert found.tokens_P.tolist() == [row // ids_TK.shape[1] for _, _, row in expected]
+    assert found.places_P.tolist() == [place for place, _, _ in expected]
+    rows_of = Counter(place for place, _, _ in expected)
+    assert found.places_E.tolist() == sorted(place_of.values())
+    assert found.sizes_E.tolist() == [rows_of[place] for place in sorted(place_of.values())]
+    assert found.segments() == (sorted(rows_of), [rows_of[place] for place in sorted(rows_of)])
+
+
+@given(routing=routings(), devices=st.integers(1, 8), seed=st.integers(0, 100))
+def test_experts_by_device(routing: tuple[np.ndarray, int], devices: int, seed: int) -> None:
+    ids_TK, experts = routing
+    placement_N = np.random.default_rng(seed).integers(0, devices, experts)
+    experts_E, starts_D1 = experts_by_device(ids_TK, placement_N, devices)
+    used = np.unique(ids_TK[ids_TK >= 0])
+    assert len(starts_D1) == devices + 1
+    assert starts_D1[-1] == len(experts_E)
+    for device in range(devices):
+        here = experts_E[starts_D1[device] : starts_D1[device + 1]]
+        assert here.tolist() == used[placement_N[used] == device].tolist()
+
+
+@given(routing=routings(), seed=st.integers(0, 1000))
+def test_what_is_asked_of_tokens_and_experts(routing: tuple[np.ndarray, int], seed: int) -> None:
+    ids_TK, experts = routing
+    chance = np.random.default_rng(seed)
+    real_T = chance.random(len(ids_TK)) < 0.7
+    own_TK = of_real_tokens(ids_TK, real_T)
+    assert own_TK[real_T].tolist() == ids_TK[real_T].tolist()
+    assert (own_TK[~real_T] == -1).all()
+    assert own_TK is not ids_TK
+    assert of_real_tokens(ids_TK.astype(np.int32), real_T).tolist() == own_TK.tolist()
+
+    changed_T, any_changed = changed_tokens(ids_TK, own_TK)
+    assert changed_T.tolist() == (ids_TK != own_TK).any(1).tolist()
+    assert any_changed == changed_T.any()
+
+    values_TK = chance.choice([0.5, 1.0, np.nan, np.inf], ids_TK.shape, p=[0.6, 0.38, 0.01, 0.01])
+    assert all_finite(values_TK, real_T) == np.isfinite(values_TK[real_T]).all()
+
+    values_N, counted_N = chance.integers(0, 1 << 40, experts), chance.random(experts) < 0.2
+    counted = values_N[counted_N]
+    assert extremes(values_N, counted_N) == ((counted.max(), counted.min()) if len(counted) else (0, 0))
 
 
 @given(routing=routings(), devices=st.integers(1, 8), seed=st.integers(0, 100))
