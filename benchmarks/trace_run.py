@@ -3,9 +3,9 @@
     python benchmarks/trace_run.py --trace decode.jsonl.gz --shape gpt-oss-20b/config.json [--folder DIR]
 
 In this order, each the installed command in a process of its own: `caee probe` and `caee calibrate` at the experts'
-size; a short trace-driven run with the router's own choice, which tells what one expert's matmuls take; `caee simulate`
+size; a trace-driven run with the router's own choice, which tells what one expert's matmuls take; `caee simulate`
 on the calibrated disk with that compute, which is the prediction; then `caee run --trace` of the same steps and layers
-for `caee` and `budget`, in interleaved pairs. Prints both side by side. Under three minutes on an idle machine; on a
+for `caee` and `budget`, in interleaved pairs. Prints both side by side. Under four minutes on an idle machine; on a
 busy one, or a disk that others use, the times say little. Exit code 1 where a run fetched anything else than simulated.
 """
 
@@ -32,7 +32,7 @@ POLICIES = ("caee:theta=0.8", "budget:epsilon=0.05")
 PART = ("--layers", 2, "--batch-size", 8, "--warmup-steps", 64)
 STEPS = 10
 PAIRS = 3
-SHORT_STEPS = 4
+ROUTER_PAIRS = 2
 
 
 def main() -> int:
@@ -62,7 +62,7 @@ class Bench:
         self.caee("trace", "import", self.trace, "-o", trace, "--num-experts", shape.num_experts)
         self.caee("probe", "--devices", f"cpu:{DEVICES}", "--sizes", shape.expert_bytes)
         calibration = self.json("calibrate")
-        short = self.measured(trace, "router", SHORT_STEPS, 1)
+        short = self.measured(trace, "router", STEPS, ROUTER_PAIRS)
         compute, rest = (short["replay"][name] for name in ("expert_compute_seconds", "rest_seconds"))
         predicted = self.predicted(trace, str(calibration["calibration_id"]), compute, rest)
         measured = {policy: self.measured(trace, policy, STEPS, self.pairs) for policy in POLICIES}
