@@ -89,8 +89,8 @@ class ProbeOptions:
 class ProbeInterrupted(Interrupted):
     """Stopped by the user; ``probe`` holds the links that were complete, or is None."""
 
-    def __init__(self, probe: Probe | None) -> None:
-        super().__init__("interrupted")
+    def __init__(self, message: str = "interrupted", *, hint: str | None = None, probe: Probe | None = None) -> None:
+        super().__init__(message, hint=hint)
         self.probe = probe
 
 
@@ -135,7 +135,7 @@ def probe(
         warnings=(INTERRUPTED,) if stopped else (),
     )
     if stopped:
-        raise ProbeInterrupted(found if any(link.samples for link in links) else None)
+        raise ProbeInterrupted(probe=found if any(link.samples for link in links) else None)
     return found
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import json
 import math
 import os
@@ -17,20 +19,34 @@ from typing import Annotated, Any
 import pytest
 import typer
 
+from caee_cli.guard import PACKAGES, installed_in
 from caee_cli.main import app, run_app
 from caee_cli.options import size_option
 from caee_cli.output import complain, emit_json, note, show
 from probes import errors
 from probes.errors import CaeeError
-from store.session import open_store  # with it come the store's own errors, which belong to the tree
+from store.session import open_store
 
 CAEE = str(Path(sys.executable).with_name("caee"))
 ANSI = re.compile(r"\x1b")
 COLOUR = re.compile(r"\x1b\[(?:\d+;)*(?:3[0-7]|38|9[0-7])(?:;\d+)*m")
 
 
-def _all_errors(kind: type[CaeeError] = CaeeError) -> list[type[CaeeError]]:
-    return [kind, *(error for child in kind.__subclasses__() for error in _all_errors(child))]
+def _all_errors() -> list[type[CaeeError]]:
+    """The tree as the source has it: ``__subclasses__`` knows only what other tests have imported by now."""
+    home = installed_in()
+    classes = {
+        node.name: (file, {ast.unparse(base).rpartition(".")[2] for base in node.bases})
+        for package in PACKAGES
+        for file in sorted((home / package).rglob("*.py"))
+        for node in ast.parse(file.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef)
+    }
+    found = [CaeeError.__name__]
+    for parent in found:
+        found += [name for name, (_, bases) in classes.items() if parent in bases]
+    modules = [".".join(classes[name][0].relative_to(home).with_suffix("").parts) for name in found]
+    return [getattr(importlib.import_module(module), name) for module, name in zip(modules, found, strict=True)]
 
 
 def _documented_exit_code(kind: type[CaeeError]) -> int:
