@@ -1,7 +1,9 @@
-"""Which stored calibration holds for what is about to run on this machine."""
+"""Which stored calibration holds for what is about to run on this machine, and which one a check is about."""
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -22,8 +24,6 @@ def calibration_for(
 
     With it a sentence where a newer one lacks that, without one (None) the sentence that says why.
     """
-    from probes.errors import InputError
-    from runtime.cost import cost_table
     from store.entries import RecordKind
 
     if not store.entries(RecordKind.CALIBRATION):
@@ -31,12 +31,9 @@ def calibration_for(
     changed: list[str] = []
     lacking = None
     for calibration in _measured_here(store, machine, tier, changed):
-        try:
-            cost_table(calibration, tier, [device.name_on_link for device in devices], 1)
-        except InputError as error:
-            lacking = lacking or error.message
-            continue
-        return calibration, lacking and f"{lacking}; costs are those of calibration {calibration.calibration_id}"
+        if (lack := _lack(calibration, tier, devices)) is None:
+            return calibration, lacking and f"{lacking}; costs are those of calibration {calibration.calibration_id}"
+        lacking = lacking or lack
     again = "run `caee probe` and `caee calibrate`"
     if lacking is not None:
         return None, f"{lacking}, nor has an older one of this machine: costs are unknown; {again}"
@@ -44,13 +41,72 @@ def calibration_for(
     return None, f"no stored calibration holds for this machine ({why}); {again}"
 
 
-def _measured_here(store: Store, machine: Fingerprint, tier: str, changed: list[str]) -> Iterator[Calibration]:
-    """Calibrations of this machine, newest first; ``changed`` takes in what the newest other one differs in."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ToCheck:
+    """The calibration that a check is about. ``passed_over``: a sentence for each newer one; ``lacking``: one that says
+    what it lacks itself, where every calibration of its machine lacks something."""
+
+    calibration: Calibration
+    passed_over: tuple[str, ...] = ()
+    lacking: str | None = None
+
+
+def calibration_to_check(store: Store) -> ToCheck:
+    """The newest that was measured and has what runs in any tier need, as ``calibration_for`` would take it.
+
+    Only of the machine of the newest that was measured: that another machine's is void says nothing of this one. Raises
+    ``StoreError`` where no calibration is kept.
+    """
+    newest = next((each for each in _calibrations(store) if each.fingerprint is not None), None)
+    if newest is None or newest.fingerprint is None:
+        return ToCheck(calibration=store.calibration())
+    same_machine = _measured_here(store, newest.fingerprint, "disk", [])
+    whole = next((each for each in same_machine if _lack_in_any_tier(each) is None), None)
+    chosen = whole or newest
+    newer = itertools.takewhile(lambda each: each.calibration_id != chosen.calibration_id, _calibrations(store))
+    return ToCheck(
+        calibration=chosen,
+        passed_over=tuple(map(_why_passed_over, newer)),
+        lacking=None if whole else f"{_lack_in_any_tier(newest)}, nor has an older one of that machine",
+    )
+
+
+def _why_passed_over(calibration: Calibration) -> str:
+    if calibration.fingerprint is None:
+        return f"calibration {calibration.calibration_id} comes from {calibration.origin}, not from a probe"
+    lack = _lack_in_any_tier(calibration)
+    return lack or f"calibration {calibration.calibration_id} is of another machine, or of another state of this one"
+
+
+def _lack_in_any_tier(calibration: Calibration) -> str | None:
+    from runtime.options import TIERS
+
+    return next(filter(None, (_lack(calibration, tier, calibration.devices) for tier in TIERS)), None)
+
+
+def _lack(calibration: Calibration, tier: str, devices: Sequence[Device]) -> str | None:
+    """The sentence that says what costs of ``tier`` on ``devices`` it has not, None where it has them all."""
+    from probes.errors import InputError
+    from runtime.cost import cost_table
+
+    try:
+        cost_table(calibration, tier, [device.name_on_link for device in devices], 1)
+    except InputError as error:
+        return error.message
+    return None
+
+
+def _calibrations(store: Store) -> Iterator[Calibration]:
+    """All of them, newest first, each read when it is asked for."""
     from store.entries import RecordKind
 
+    return (store.calibration(entry.record_id) for entry in store.entries(RecordKind.CALIBRATION))
+
+
+def _measured_here(store: Store, machine: Fingerprint, tier: str, changed: list[str]) -> Iterator[Calibration]:
+    """Calibrations of this machine, newest first; ``changed`` takes in what the newest other one differs in."""
     ignored = _NEVER_MATTERS | (set() if tier == "disk" else _DISK_ONLY)
-    for entry in store.entries(RecordKind.CALIBRATION):
-        calibration = store.calibration(entry.record_id)
+    for calibration in _calibrations(store):
         if calibration.fingerprint is None:
             continue  # imported figures of another machine
         fields = [name for name in calibration.fingerprint.changed_identity(machine) if name not in ignored]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from caee_cli.calibrations import ToCheck, calibration_to_check
 from caee_cli.guard import installed_in, strangers
 from caee_cli.measuring import disk_folder
 from probes.advice import gpu_findings
@@ -36,16 +37,17 @@ def diagnose(store: str | None, chosen: Path | None) -> tuple[tuple[Finding, ...
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kept:
-    """What the store tells. ``folder``: whose disk is looked at where none is chosen; ``calibration``: the newest."""
+    """What the store tells. ``folder``: whose disk is looked at where none is chosen; ``newest``: the calibration to
+    look at, where one is kept."""
 
     finding: Finding
     folder: Path
-    calibration: Calibration | None = None
+    newest: ToCheck | None = None
 
 
 def _cost_models(kept: _Kept, folder: Path) -> Finding:
-    if kept.calibration is not None:
-        return _newest_cost_models(kept.calibration, folder)
+    if kept.newest is not None:
+        return _said_of(kept.newest, _newest_cost_models(kept.newest.calibration, folder))
     if kept.finding.status == "fail":
         return Finding(what="cost models", status="note", detail="not known: the store cannot be read")
     return Finding(
@@ -54,6 +56,16 @@ def _cost_models(kept: _Kept, folder: Path) -> Finding:
         detail="none are kept yet: runs are measured, but their costs are not known and nothing is predicted",
         fix="caee probe, then caee calibrate",
     )
+
+
+def _said_of(newest: ToCheck, finding: Finding) -> Finding:
+    """``finding``, with what those models lack, and which newer ones were passed over for them."""
+    if newest.lacking is not None and finding.status == "ok":
+        fix = "caee probe, then caee calibrate"
+        finding = replace(finding, status="note", detail=f"{finding.detail}; {newest.lacking}", fix=fix)
+    if newest.passed_over:
+        finding = replace(finding, detail=f"{finding.detail}; passed over: {'; '.join(newest.passed_over)}")
+    return finding
 
 
 def _newest_cost_models(calibration: Calibration, folder: Path) -> Finding:
@@ -88,7 +100,7 @@ def _store(location: str | None) -> _Kept:
     try:
         with open_store(location) as kept:
             folder = disk_folder(kept, None)
-            calibration = kept.calibration() if kept.entries(RecordKind.CALIBRATION) else None
+            newest = calibration_to_check(kept) if kept.entries(RecordKind.CALIBRATION) else None
             problems = [problem for problem in kept.check() if problem.damage]
             count = len(kept.entries())
     except CaeeError as error:
@@ -98,4 +110,4 @@ def _store(location: str | None) -> _Kept:
     if problems:
         detail = f"{kept.location}: {len(problems)} damaged, first: {problems[0].message}"
         finding = Finding(what="store", status="fail", detail=detail, fix="caee store check")
-    return _Kept(finding=finding, folder=folder, calibration=calibration)
+    return _Kept(finding=finding, folder=folder, newest=newest)

@@ -92,11 +92,19 @@ def _to_fit(store: Store, probe_id: str | None) -> Probe:
 
 
 def check_stored(store: Store, folder: Path | None, seed: int) -> DriftReport:
-    """Whether the newest calibration still holds on this machine."""
+    """Whether the newest calibration that has what runs need still holds on this machine. Says which it passed over,
+    and what the one that is checked lacks."""
+    from caee_cli.calibrations import calibration_to_check
+    from caee_cli.output import note, warn
     from probes.drift import check_drift
     from probes.errors import StoreError
 
-    calibration = store.calibration()
+    chosen = calibration_to_check(store)
+    calibration = chosen.calibration
+    for why in chosen.passed_over:
+        note(f"Passed over: {why}; what is checked is calibration {calibration.calibration_id}")
+    if chosen.lacking is not None:
+        warn(f"{chosen.lacking}: what it has is checked")
     measured = None
     if calibration.probe_id is not None:
         # The raw samples narrow the intervals; without them (deleted since) the check is coarser.

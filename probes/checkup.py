@@ -58,7 +58,7 @@ def machine_findings(disk_folder: Path) -> tuple[Finding, ...]:
 
 
 def imported_finding(calibration: Calibration) -> Finding:
-    """The newest cost models are figures from elsewhere."""
+    """All cost models that are kept are figures from elsewhere; ``calibration`` is the newest."""
     return Finding(
         what="cost models",
         status="note",
@@ -69,7 +69,7 @@ def imported_finding(calibration: Calibration) -> Finding:
 
 
 def identity_finding(stored: Fingerprint, present: Fingerprint, calibration_id: str) -> Finding:
-    """Whether the newest cost models were measured on this machine as it is now."""
+    """Whether cost models were measured on this machine as it is now."""
     changed = stored.changed_identity(present)
     if not changed:
         return Finding(what="cost models", status="ok", detail=f"calibration {calibration_id} is of this machine")

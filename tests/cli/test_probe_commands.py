@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import resource
 import tempfile
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from typing import Any
 import pytest
 
 from caee_cli.main import run_app
+from probes.drift import DriftReport
 from probes.records import INTERRUPTED, Field, LinkKind, Probe
 from store.session import open_store
 
@@ -300,6 +302,80 @@ def test_a_run_takes_the_newest_calibration_that_has_its_link(
         newest_in_memory = max((number for number, has_disk in enumerate(kept) if not has_disk), default=None)
         found, remark = calibration_for(opened, whole.fingerprint, "host", whole.devices)
         assert (found and found.calibration_id) == (None if newest_in_memory is None else str(newest_in_memory))
+
+
+@pytest.fixture
+def calibrations_kept(store: str, build: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Puts calibrations into the store, in that order, named by their place: each whole or not, as its word says. The
+    machine at hand is theirs, and holds all of their links."""
+    whole = build.make_calibration(devices=2)
+    memory = tuple(replace(model, model_id=f"m{n}", kind=LinkKind.HOST_MEMORY) for n, model in enumerate(whole.models))
+    whole = replace(whole, models=(*whole.models, *memory))
+    other = replace(whole.fingerprint, identity={**whole.fingerprint.identity, "torch": Field(value="0.1")})
+    kinds = {
+        "whole": whole,
+        "no disk": replace(whole, models=memory),
+        "no memory": replace(whole, models=whole.models[: -len(memory)]),
+        "imported": replace(whole, fingerprint=None, probe_id=None, origin="nvbandwidth output x.txt"),
+        "elsewhere": replace(whole, fingerprint=other),
+        "part, elsewhere": replace(whole, fingerprint=other, models=memory),
+    }
+    monkeypatch.setattr("caee_cli.diagnosis.take_fingerprint", lambda devices, folder: whole.fingerprint)
+    monkeypatch.setattr("caee_cli.diagnosis.machine_findings", lambda folder: ())
+
+    def check(calibration: Any, *arguments: object, **options: object) -> DriftReport:
+        return DriftReport(calibration_id=calibration.calibration_id, changed_identity=(), links=())
+
+    monkeypatch.setattr("probes.drift.check_drift", check)
+
+    def keep(*words: str) -> str:
+        with open_store(store) as opened:
+            for number, word in enumerate(words):
+                name, at = f"c{number}", f"2026-03-14T09:2{number}:00Z"
+                opened.save_calibration(replace(kinds[word], calibration_id=name, created_at=at))
+        return store
+
+    return keep
+
+
+@pytest.mark.parametrize(
+    ("kept", "chosen", "passed_over", "lacking"),
+    [
+        (("whole",), 0, {}, False),
+        (("no disk", "whole"), 1, {}, False),
+        (("whole", "no disk"), 0, {1: "has no cost model for disk_to_host to cpu:0"}, False),
+        (("whole", "no memory"), 0, {1: "has no cost model for host_memory to cpu:0"}, False),
+        (("whole", "imported"), 0, {1: "comes from nvbandwidth output x.txt"}, False),
+        (("whole", "whole", "no memory", "imported", "no disk"), 1, {2: "host_mem", 3: "comes", 4: "disk_to_"}, False),
+        (("whole", "elsewhere", "no disk"), 0, {1: "of another machine", 2: "disk_to_host"}, False),
+        (("whole", "elsewhere"), 1, {}, False),
+        (("whole", "part, elsewhere"), 1, {}, True),
+        (("no memory", "no disk"), 1, {}, True),
+        (("no disk", "imported"), 0, {1: "comes from"}, True),
+    ],
+)
+def test_check_and_doctor_look_at_the_newest_calibration_that_has_what_runs_need(
+    calibrations_kept: Callable[..., str],
+    kept: tuple[str, ...],
+    chosen: int,
+    passed_over: dict[int, str],
+    lacking: bool,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    location = calibrations_kept(*kept)
+    assert run_app(["calibrate", "--check", "--json", "--store", location]) == 0
+    checked = capsys.readouterr()
+    assert json.loads(checked.out)["calibration_id"] == f"c{chosen}"
+    _, findings, _ = examined(capsys, "--store", location)
+    found = findings["cost models"]
+    assert f"calibration c{chosen} is" in found["detail"]
+    assert found["status"] == ("fail" if "elsewhere" in kept[chosen] else "note" if lacking else "ok")
+    for said in (checked.err, found["detail"]):
+        for number, why in passed_over.items():
+            assert re.search(f"calibration c{number} [^;]*{why}", said)
+    assert checked.err.count("Passed over") == len(passed_over)
+    assert ("passed over" in found["detail"]) == bool(passed_over)
+    assert ("nor has an older one of that machine" in checked.err) == lacking
 
 
 def test_imports_are_told_from_their_content(store: str, shared_data: Path, capsys: pytest.CaptureFixture[str]) -> None:
