@@ -22,11 +22,18 @@ def run_document(record: RunRecord) -> dict[str, Any]:
         name: None if ratio is None else {**dataclasses.asdict(ratio), "outside_noise": ratio.outside_noise}
         for name, ratio in (("ttft", record.gain_ttft), ("tpot", record.gain_tpot))
     }
-    if record.replay is not None:
-        document["replay"]["tokens_per_step"] = record.workload.batch_size
-        if record.replay.recorded:
-            document["workload"]["batch_size"] = "recorded"
+    say_tokens_per_step(document)
     return {"schema": "caee.run/1", **document}
+
+
+def say_tokens_per_step(run: dict[str, Any]) -> None:
+    """Say in a run's document that a trace's own steps were ``recorded``, and how many tokens one has on average. The
+    record itself has this number as its ``batch_size``, and a decoded record of an export needs it there."""
+    if (replay := run.get("replay")) is None:
+        return
+    replay["tokens_per_step"] = run["workload"]["batch_size"]
+    if replay["recorded"]:
+        run["workload"]["batch_size"] = "recorded"
 
 
 def _pass(statistics: PassStatistics) -> dict[str, Any]:

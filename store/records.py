@@ -285,10 +285,11 @@ class Replay:
     """What a trace-driven run replayed, and with which bytes: MoE layers alone, and no model's weights.
 
     ``model_layers``: MoE layers of the model, of which the workload's ``moe_layers`` were replayed. ``recorded``: the
-    trace's own steps, not batches of equal size. ``storage``: how the checkpoint would store an expert;
-    ``multiplies``: what was multiplied, in words. ``distinct_experts`` of ``experts_per_device`` had bytes of their
-    own. ``checked_experts``: on every device, whose bytes were compared after the last pass. Of the baseline's passes:
-    ``expert_compute_seconds`` for one dispatched expert, ``rest_seconds`` of a step for neither fetching nor computing.
+    trace's own steps, not batches of equal size; the workload's ``batch_size`` is then their mean number of tokens,
+    rounded. ``storage``: how the checkpoint would store an expert; ``multiplies``: what was multiplied, in words.
+    ``distinct_experts`` of ``experts_per_device`` had bytes of their own. ``checked_experts``: on every device, whose
+    bytes were compared after the last pass. Of the baseline's passes: ``expert_compute_seconds`` for one dispatched
+    expert, ``rest_seconds`` of a step for neither fetching nor computing.
     """
 
     trace: str

@@ -9,6 +9,7 @@ from probes.errors import StoreError
 from probes.records import Calibration, Fingerprint, Probe
 from store import checking, exchange, migrations, queries
 from store.database import Database
+from store.documents import say_tokens_per_step
 from store.entries import Checked, Entry, Imported, Problem, RecordKind
 from store.faults import DamagedStoreError
 from store.kinds import Record, kept, kept_simulation, machine_digest, revive
@@ -137,10 +138,13 @@ class Store:
             return queries.entries(connection, kind)
 
     def document(self, record_id: str) -> tuple[Entry, dict[str, Any]]:
-        """A record of any kind as its JSON document."""
+        """A record of any kind as its JSON document; a run's says what its batch size was as ``run_document`` does."""
         with self._database.transaction() as connection:
             entry = queries.find(connection, None, record_id)
-            return entry, queries.document(connection, entry.record_id)
+            document = queries.document(connection, entry.record_id)
+        if entry.kind is RecordKind.RUN:
+            say_tokens_per_step(document)
+        return entry, document
 
     def delete(self, *record_ids: str, force: bool = False) -> tuple[Entry, ...]:
         """Delete records of any kind; where others that stay were made from one, all stay, unless ``force``."""

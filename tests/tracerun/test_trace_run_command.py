@@ -180,8 +180,25 @@ def test_without_a_batch_size_run_and_simulation_replay_the_same(
     assert measured["workload"]["batch_size"] == simulated["trace"]["batch_size"] == wanted
     assert measured["replay"]["tokens_per_step"] == (5 if wanted == "recorded" else wanted)
     assert measured["replay"]["recorded"] == (wanted == "recorded")
+    _shown_as_printed(run, measured, tmp_path)
     for name, figures in zip(("baseline", "with_policy"), simulated["policies"], strict=True):
         assert measured[name]["misses_per_device"] == figures["misses_per_device"]
+
+
+def _shown_as_printed(run: Run, printed: dict[str, Any], tmp_path: Path) -> None:
+    """What the store shows of a run is what the run said of itself, also after an export and an import."""
+    own = {"schema", "policy", "gain", "gain_ttft", "gain_tpot"}
+    away, file = tmp_path / "elsewhere.db", tmp_path / "export.json"
+    name = printed["run_id"]
+    assert run("store", "export", name, "-o", file).returncode == 0
+    assert run("store", "import", file, "--store", away).returncode == 0
+    for store in (tmp_path / "store.db", away):
+        shown = json.loads(run("store", "show", name, "--json", "--store", store).stdout)["document"]
+        assert {key: value for key, value in shown.items() if key not in own} == {
+            key: value for key, value in printed.items() if key not in own
+        }
+        assert f"{printed['workload']['batch_size']}" in run("store", "show", name, "--store", store).stdout
+        assert run("store", "check", "--store", store).returncode == 0
 
 
 @pytest.mark.parametrize("experts", [8, 12])
