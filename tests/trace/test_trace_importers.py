@@ -481,6 +481,71 @@ def test_a_trace_that_says_its_sizes_is_not_told_others(
     assert run_app(["trace", "show", str(tmp_path / "t.parquet"), *asked]) == 2
 
 
+def stating_files(folder: Path) -> dict[str, Path]:
+    """A file of every form that says its number of experts, 6."""
+    counts = [[1, 0, 2, 0, 3, 4]] * 2
+    records = sglang_records(TO_LOGICAL)
+    per_pass = [{key: value for key, value in each.items() if key != "topk_ids_of_layer"} for each in records]
+    log = write_lines(folder / "log", [{**META, "num_experts": 6}, route(0)])
+    write_trace(folder / "own.parquet", detect_and_open(log))  # type: ignore[arg-type]  # never a profile
+    documents = {
+        "logical_count": {"logical_count": counts},
+        "weight": {"weight": counts, "num_replicas": 8},
+        "counts": {"counts": {"0": counts[0], "1": counts[1]}},
+        "layers": {"layers": {"0": {"cnt": counts[0]}, "1": {"cnt": counts[1]}}},
+    }
+    for name, document in documents.items():
+        (folder / name).write_text(json.dumps(document))
+    return {
+        "own": folder / "own.parquet",
+        "vllm log": log,
+        "per_token": save_dump(folder / "t.pt", records=records, last_physical_to_logical_map=TO_LOGICAL),
+        "per_pass": save_dump(folder / "p.pt", records=per_pass, last_physical_to_logical_map=TO_LOGICAL),
+        "stat": save_dump(folder / "s.pt", rank=0, logical_count=np.array([counts], np.int32)),
+        **{name: folder / name for name in documents},
+    }
+
+
+@pytest.mark.parametrize(
+    "form", ["own", "vllm log", "per_token", "per_pass", "stat", "logical_count", "weight", "counts", "layers"]
+)
+@pytest.mark.parametrize("asked", [1, 5, 7, 600])
+def test_a_number_of_experts_is_not_taken_against_the_file(
+    form: str, asked: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, target = stating_files(tmp_path)[form], tmp_path / "o.parquet"
+    commands = [("import", str(path), "-o", str(target)), ("show", str(path))]
+    for command in commands:
+        assert run_app(["trace", *command, "--num-experts", str(asked)]) == 2
+        assert f"has 6 experts a layer, not --num-experts {asked}" in " ".join(capsys.readouterr().err.split())
+        assert not target.exists()
+    for command in commands:
+        assert run_app(["trace", *command, "--num-experts", "6"]) == 0
+    assert detect_and_open(target).meta.num_experts == 6
+
+
+def test_a_simulation_does_not_take_it_either(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = write_lines(tmp_path / "log", [META, *(route(token) for token in range(20))])
+    store = str(tmp_path / "store.db")
+    asked = ["simulate", str(log), "--seconds-per-expert", "0.001", "--devices", "2", "--batch-size", "1"]
+    assert run_app([*asked, "--store", store, "--num-experts", "16"]) == 2
+    assert "has 8 experts a layer, not --num-experts 16" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize(("highest", "asked"), [(9, 10), (9, 16), (99, 100), (99, 128)])
+def test_a_log_with_ids_beyond_its_own_number_takes_one_that_holds_them(
+    tmp_path: Path, highest: int, asked: int
+) -> None:
+    log = write_lines(tmp_path / "log", [META, route(0), route(1, ids=[0, highest])])
+    with pytest.raises(TraceError, match=rf"expert id {highest} is not in -1\.\.7"):
+        imported(log)
+    with pytest.raises(UsageError, match=f"has 8 experts a layer, not --num-experts {highest}"):
+        import_trace(log, tmp_path / "o.parquet", ImportOptions(num_experts=highest))
+    trace, notes = imported(log, num_experts=asked)
+    assert trace.meta.num_experts == asked
+    assert f"states 8 experts, but has ids up to {highest}: the {asked} that were given are taken" in notes[0]
+
+
 # ---------------------------------------------------------------- the real files
 
 

@@ -89,8 +89,22 @@ class ImportedTrace:
 
 
 def inferred_experts(options: ImportOptions, stated: int | None, highest_id: int) -> tuple[int, tuple[str, ...]]:
-    """Number of experts: as the user or the file says, else one more than the highest id, with a note that warns."""
-    known = options.num_experts or stated
+    """Number of experts: as the file says, else as the user says, else one more than the highest id; with a note where
+    it is inferred, or where the file contradicts itself.
+
+    A file's own word stands: a number that is given against it is a slip, which ``check_asked`` refuses, since a wrong
+    one moves experts to other devices in every figure. The user knows better only where ids reach beyond what the file
+    states, which is then wrong: logs of a placement with redundant experts have ids of copies, and an engine that
+    spreads experts may state those of one rank.
+    """
+    asked = options.num_experts
+    if asked is not None and stated is not None and stated <= highest_id < asked:
+        note = (
+            f"the file states {stated} experts, but has ids up to {highest_id}: the {asked} that were given are taken, "
+            "and if some are copies of redundant experts, they count as experts of their own"
+        )
+        return asked, (note,)
+    known = asked if stated is None else stated
     if known is not None:
         return known, ()
     experts = highest_id + 1

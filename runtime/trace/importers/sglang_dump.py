@@ -84,7 +84,7 @@ def _stat(dump: dict[str, Any], options: ImportOptions, path: Path) -> LoadProfi
 
 def _per_pass(records: list[dict[str, Any]], to_logical_LP: Int64s, options: ImportOptions, path: Path) -> LoadProfile:
     layers = np.arange(len(to_logical_LP))[:, None]
-    experts = options.num_experts or int(to_logical_LP.max()) + 1
+    experts = _logical_experts(to_logical_LP)
     counts_LN = np.zeros((len(to_logical_LP), experts))
     for number, record in enumerate(records):
         where = f"{path}, record {number}: global_physical_count"
@@ -111,7 +111,7 @@ def _per_token(
         raise TraceError(f"{path}: no token chose any expert", hint="record some traffic before dumping")
     meta = TraceMeta(
         model=options.model,
-        num_experts=options.num_experts or int(to_logical_LP.max()) + 1,
+        num_experts=_logical_experts(to_logical_LP),
         top_k=top_k,
         layer_numbers=tuple(int(layer) for layer in moe_layers),
         engine="sglang",
@@ -185,6 +185,11 @@ def _rows(record: dict[str, Any], tokens: int, where: str) -> tuple[list[str], l
         names += [f"rank{rank}/pass{record.get('forward_pass_id')}/prompt{request}"] * length
         phases += [phase] * length
     return names, phases
+
+
+def _logical_experts(to_logical_LP: Int64s) -> int:
+    """As the placement says: it has every logical expert at least once. ``check_asked`` refuses another number."""
+    return int(to_logical_LP.max()) + 1
 
 
 def _to_logical(physical_LTK: Int64s, to_logical_LP: Int64s, where: str) -> Int16s:
