@@ -1,6 +1,7 @@
 """The steps behind ``benchmarks/gpu_check.sh``: each a command with a limit of time, and a line of the table.
 
-A step that fails, or runs out of time, does not stop the others; the exit code is 1 then.
+A step that fails, or runs out of time, does not stop the others; the end of what it said comes before the table, and
+the exit code is 1.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ HERE = Path(__file__).parent
 TOTAL_SECONDS = 465.0
 CPU_PATIENCE = 10.0
 TIERS = ("device", "host", "disk")
+SHOWN_LINES = 40
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,12 +42,13 @@ class Step:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """``status``: ok, failed, out of time."""
+    """``status``: ok, failed, out of time. ``said``: the end of its output, where it is not ok."""
 
     name: str
     status: str
     seconds: float
     words: str
+    said: str = ""
 
 
 def steps(arguments: argparse.Namespace) -> list[Step]:
@@ -129,27 +132,41 @@ def run_words(output: str) -> str:
 def execute(step: Step, folder: Path, limit: float) -> Outcome:
     """Run one step, in a process group of its own, so that nothing of it outlives ``limit`` seconds."""
     start = time.monotonic()
-    log = folder / ("".join(letter if letter.isalnum() else "-" for letter in step.name) + ".log")
+    name = "".join(letter if letter.isalnum() else "-" for letter in step.name)
+    outputs, errors = folder / f"{name}.out", folder / f"{name}.log"
     environment = os.environ | {"CAEE_STORE": str(folder / "store.db"), "TRITON_CACHE_DIR": str(folder / "triton")}
-    with log.open("w") as errors:
-        process = subprocess.Popen(
-            step.command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment, start_new_session=True
-        )
-        try:
-            output, _ = process.communicate(timeout=limit)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
-            return Outcome(name=step.name, status="out of time", seconds=time.monotonic() - start, words="")
-    seconds = time.monotonic() - start
-    if process.returncode != 0:
-        said = (log.read_text().strip() or output.strip()).splitlines()[-2:]
-        return Outcome(name=step.name, status="failed", seconds=seconds, words="\n".join(said))
+
+    def outcome(status: str, words: str) -> Outcome:
+        said = "" if status == "ok" else "\n".join(_last_lines(outputs) + _last_lines(errors))
+        return Outcome(name=step.name, status=status, seconds=time.monotonic() - start, words=words, said=said)
+
     try:
-        return Outcome(name=step.name, status="ok", seconds=seconds, words=step.words(output))
-    except (LookupError, TypeError, ValueError) as error:
-        words = f"cannot read its output: {error!r}"
-        return Outcome(name=step.name, status="failed", seconds=seconds, words=words)
+        # Files, not pipes: what a step said before it ran out of time is worth reading.
+        with outputs.open("w") as output, errors.open("w") as error:
+            process = subprocess.Popen(
+                step.command, stdout=output, stderr=error, env=environment, start_new_session=True
+            )
+            try:
+                process.wait(timeout=limit)
+            except BaseException as stopped:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+                if isinstance(stopped, subprocess.TimeoutExpired):
+                    return outcome("out of time", "")
+                raise
+    except OSError as refused:
+        return outcome("failed", f"cannot be started: {refused}")
+    if process.returncode != 0:
+        ends = (_last_lines(path)[-2:] for path in (errors, outputs))
+        return outcome("failed", f"exit code {process.returncode}\n" + "\n".join(line for end in ends for line in end))
+    try:
+        return outcome("ok", step.words(outputs.read_text()))
+    except (LookupError, TypeError, ValueError) as unread:
+        return outcome("failed", f"cannot read its output: {unread!r}")
+
+
+def _last_lines(path: Path) -> list[str]:
+    return path.read_text(errors="replace").strip().splitlines()[-SHOWN_LINES:] if path.exists() else []
 
 
 def table(outcomes: list[Outcome], where: str) -> Table:
@@ -198,10 +215,13 @@ def main() -> int:
         folder.mkdir(parents=True, exist_ok=True)
         outcomes = execute_all(steps(arguments), folder, CPU_PATIENCE if arguments.cpu else 1.0)
         document: list[dict[str, Any]] = [
-            {"step": each.name, "status": each.status, "seconds": each.seconds, "words": each.words}
+            {"step": each.name, "status": each.status, "seconds": each.seconds, "words": each.words, "said": each.said}
             for each in outcomes
         ]
         (folder / "outcome.json").write_text(json.dumps(document, indent=2) + "\n")
+    for each in outcomes:
+        if each.said:
+            sys.stderr.write(f"\n{each.name}, {each.status}; the end of what it said:\n{each.said}\n")
     Console(width=max(Console().width, 120)).print(table(outcomes, where))
     return 0 if all(outcome.status == "ok" for outcome in outcomes) else 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import json
 import os
@@ -69,19 +70,45 @@ def test_every_step_on_a_cpu(model: Path, tmp_path: Path) -> None:
 def test_a_step_that_fails_is_reported_and_stops_no_other(tmp_path: Path) -> None:
     check_script = load(ROOT / "benchmarks" / "gpu_check.py")
 
-    def step(code: str, seconds: float = 60) -> Any:
-        command = [sys.executable, "-c", code]
+    def step(code: str, seconds: float = 60, program: str = sys.executable) -> Any:
+        command = [program, "-c", code]
         return check_script.Step(name=code, command=command, seconds=seconds, words=lambda text: str(json.loads(text)))
 
-    wanted = [step("raise SystemExit('no such device')"), step("import time; time.sleep(60)", 0.5), step("print(7)")]
-    wanted += [step("print('no JSON')"), step("print(8)")]
+    wanted = [
+        step("raise SystemExit('no such device')"),
+        step("import time; print('so far', flush=True); time.sleep(60)", 5),
+        step("print(7)"),
+        step("print('no JSON')"),
+        step("print('FAILED test_a'); raise SystemExit('a warning')"),
+        step("", program=str(tmp_path / "not there")),
+        step("print(8)"),
+    ]
     outcomes = check_script.execute_all(wanted, tmp_path, 1.0)
-    assert [each.status for each in outcomes] == ["failed", "out of time", "ok", "failed", "ok"]
-    assert outcomes[0].words == "no such device"
-    assert outcomes[1].seconds < 30
+    expected = ["failed", "out of time", "ok", "failed", "failed", "failed", "ok"]
+    assert [each.status for each in outcomes] == expected
+    assert outcomes[0].words == "exit code 1\nno such device"
+    assert outcomes[1].said == "so far"
+    assert outcomes[2].said == ""
     assert "cannot read its output" in outcomes[3].words
+    # What went wrong is on either of a program's outputs.
+    for told in (outcomes[4].words, outcomes[4].said):
+        assert "FAILED test_a" in told
+        assert "a warning" in told
+    assert "cannot be started" in outcomes[5].words
     shown = check_script.table(outcomes, "here")
-    assert shown.row_count == 5
+    assert shown.row_count == len(wanted)
+
+
+def test_what_is_set_up_has_every_program_of_the_steps() -> None:
+    """The programs of the steps beside python must come with the targets of ``make`` that the script names."""
+    check_script = load(ROOT / "benchmarks" / "gpu_check.py")
+    arguments = argparse.Namespace(cpu=False, model=None, prompts=None, tests=None)
+    programs = {Path(each.command[0]).name for each in check_script.steps(arguments)}
+    script = (ROOT / "benchmarks" / "gpu_check.sh").read_text()
+    made = {"caee": ".venv/bin/.wheel", "pytest": ".venv/bin/.tools"}
+    (line,) = (line for line in script.splitlines() if line.strip().startswith("make "))
+    for program in programs - {Path(sys.executable).name}:
+        assert made[program] in line.split()
 
 
 def test_without_a_gpu_it_says_so() -> None:
