@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,9 +23,15 @@ class Launch:
     constants: Mapping[str, int | float | bool]
 
     def __call__(self) -> None:
-        """Launch on the current stream; nothing waits. No programs: nothing to do."""
+        """Launch on the current stream of the tensors' device; nothing waits. No programs: nothing to do."""
         if self.programs:
-            self.kernel[(self.programs,)](**self.arguments, **self.constants, **self.options)
+            with self._on_its_device():
+                self.kernel[(self.programs,)](**self.arguments, **self.constants, **self.options)
+
+    def _on_its_device(self) -> AbstractContextManager[object]:
+        """Triton launches on the current device, wherever the tensors are."""
+        device = next(value.device for value in self.arguments.values() if isinstance(value, torch.Tensor))
+        return nullcontext() if device.type == "cpu" else torch.get_device_module(device).device(device)
 
     @property
     def options(self) -> dict[str, Any]:

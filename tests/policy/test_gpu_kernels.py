@@ -194,3 +194,40 @@ def test_refuses_tensors_that_do_not_fit(change: dict[str, torch.Tensor], words:
     decision = DeviceDecision(parse_policy("caee"), a_machine(), top_k=4, max_tokens=2, device="cpu")
     with pytest.raises(CaseError, match=words):
         decision.launches(**({"scores_TN": torch.zeros(2, 64)} | change))
+
+
+# ---- launched
+
+
+def test_a_launch_is_on_the_device_of_its_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton launches on the current device, which need not be that of the tensors."""
+    from runtime.kernels.launch import Launch
+
+    current: list[object] = ["another"]
+
+    class Device:
+        def __init__(self, device: torch.device) -> None:
+            self._device = device
+
+        def __enter__(self) -> None:
+            current.append(self._device)
+
+        def __exit__(self, *_: object) -> None:
+            current.pop()
+
+    class Kernel:
+        def __init__(self) -> None:
+            self.launched_on: list[object] = []
+
+        def __getitem__(self, programs: tuple[int]) -> Callable[..., None]:
+            return lambda **_: self.launched_on.append(current[-1])
+
+    class ElsewhereTensor(torch.Tensor):
+        device = torch.device("cuda:1")  # type: ignore[misc]  # there need be no such device
+
+    monkeypatch.setattr(torch.cuda, "device", Device)
+    kernel = Kernel()
+    for scores in (torch.zeros(1), torch.zeros(1).as_subclass(ElsewhereTensor)):
+        Launch(kernel=kernel, programs=1, warps=1, arguments={"least": 3, "scores": scores}, constants={})()
+    assert kernel.launched_on == ["another", torch.device("cuda:1")]
+    assert current == ["another"]
