@@ -81,6 +81,8 @@ def measure_rank(task: RankTask) -> RankTimes:
         rank=task.rank,
         world_size=task.ranks,
         timeout=_PATIENCE,
+        # Else NCCL guesses a device for a barrier that comes before any other exchange.
+        device_id=None if device.type == "cpu" else device,
     )
     try:
         return _rounds(task, TorchBackend(device))
