@@ -204,4 +204,5 @@ def _copies(
 
 
 def _between(source: Backend, destination: Backend, pool_bytes: int) -> Transfer:
-    return CopyTransfer(source, source.device_buffer(pool_bytes), destination.device_buffer(pool_bytes))
+    pools = source.device_buffer(pool_bytes), destination.device_buffer(pool_bytes)
+    return CopyTransfer(source, *pools, other=destination)

@@ -6,8 +6,10 @@ links that accept a copy and deliver garbage.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import time
+from collections.abc import Iterator
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -75,7 +77,13 @@ class CopyTransfer:
         *,
         read_and_write: bool = False,
         notes: tuple[str, ...] = (),
+        other: Backend | None = None,
     ) -> None:
+        """``other``: the destination's backend where that is another device than the source's.
+
+        Torch has a copy between two devices wait for the current streams of both. So it gets streams of its own, or one
+        that goes the opposite way at the same time would wait for it.
+        """
         assert source.numel() == destination.numel()
         self._backend = backend
         self._source = source
@@ -87,19 +95,24 @@ class CopyTransfer:
         self.notes = notes
         self._waiting = WaitingTime()
         _fill_random(source)
+        ends = () if other is None else (backend, other)
+        self._streams = [(each, each.new_stream()) for each in ends]
+        for each, _ in self._streams:
+            each.synchronize()  # the pools are filled on other streams
 
     def timed(self, size_bytes: int) -> Timing:
         chunk, copies, source, destination = self._next_regions(size_bytes)
         source.view(torch.int64)[::_STAMP_STRIDE] = random.getrandbits(62)
         pairs = list(zip(torch.split(destination, chunk), torch.split(source, chunk), strict=True))
         self._backend.synchronize()
-        self._backend.hold()
-        waited = self._waiting.seconds()
-        start = self._backend.record()
-        for to, from_ in pairs:
-            self._backend.copy(to, from_)
-        end = self._backend.record()
-        end.synchronize()
+        with self._own_streams():
+            self._backend.hold()
+            waited = self._waiting.seconds()
+            start = self._backend.record()
+            for to, from_ in pairs:
+                self._backend.copy(to, from_)
+            end = self._backend.record()
+            end.synchronize()
         waited = self._waiting.seconds() - waited
         _verify(source, destination)
         seconds = self._backend.elapsed(start, end)
@@ -108,9 +121,17 @@ class CopyTransfer:
 
     def load(self, size_bytes: int) -> None:
         chunk, _, source, destination = self._next_regions(size_bytes)
-        for to, from_ in zip(torch.split(destination, chunk), torch.split(source, chunk), strict=True):
-            self._backend.copy(to, from_)
-        self._backend.record().synchronize()
+        with self._own_streams():
+            for to, from_ in zip(torch.split(destination, chunk), torch.split(source, chunk), strict=True):
+                self._backend.copy(to, from_)
+            self._backend.record().synchronize()
+
+    @contextlib.contextmanager
+    def _own_streams(self) -> Iterator[None]:
+        with contextlib.ExitStack() as within:
+            for backend, stream in self._streams:
+                within.enter_context(backend.use(stream))
+            yield
 
     def _next_regions(self, size_bytes: int) -> tuple[int, int, torch.Tensor, torch.Tensor]:
         """Bytes of one copy, number of copies, and as much of both pools, further on than last time."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +21,7 @@ from probes.contention import contention
 from probes.disk import ALIGNMENT, DirectFile
 from probes.errors import DeviceError
 from probes.links import measure_link
-from probes.plan import LinkPlan, plan_links
+from probes.plan import LinkPlan, _between, plan_links
 from probes.records import Concurrency, Device, LinkKind, LinkMode, LinkStatus
 from probes.sampling import Limits
 from probes.scratch import ScratchFile, make_scratch
@@ -333,3 +335,42 @@ def test_staged_copies_cross_host_memory_and_are_verified() -> None:
     broken = StagedTransfer(source, SimulatedBackend(link(), corrupt_copy=1), 16 * MIB)
     with pytest.raises(BrokenTransferError, match="1 of"):
         broken.timed(size)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_copies_between_devices_share_no_stream(count: int) -> None:
+    """Torch has a copy between two devices wait for the current streams of both: what is measured at the same time must
+    not share one, or it would take turns."""
+
+    class StreamsBackend(TorchBackend):
+        """A device of which there may be several; ``used``: the streams that copies from it were queued on."""
+
+        def __init__(self, number: int) -> None:
+            super().__init__(torch.device("cpu"))
+            self.number = number
+            self.current: object = "default"
+
+        @contextlib.contextmanager
+        def use(self, stream: object) -> Iterator[None]:
+            before, self.current = self.current, stream
+            yield
+            self.current = before
+
+        def copy(self, destination: torch.Tensor, source: torch.Tensor) -> None:
+            for backend in backends:
+                if backend.current != "default" or backend is self:
+                    streams[-1].add((backend.number, id(backend.current)))
+            super().copy(destination, source)
+
+    streams: list[set[tuple[int, int]]] = []
+    backends = [StreamsBackend(number) for number in range(count)]
+    pairs = list(itertools.permutations(backends, 2))
+    transfers = [_between(*pair, 1 << 20) for pair in pairs]
+    for transfer, (source, destination) in zip(transfers, pairs, strict=True):
+        for act in (transfer.timed, transfer.load):
+            streams.append(set())
+            act(1 << 16)
+            assert {number for number, _ in streams[-1]} == {source.number, destination.number}
+        assert streams.pop() == streams[-1]
+    assert len(set.union(*streams)) == sum(len(each) for each in streams)
+    assert all(backend.current == "default" for backend in backends)
