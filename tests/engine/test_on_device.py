@@ -13,6 +13,8 @@ import torch
 
 from probes.devices import find_devices
 from probes.errors import DeviceError
+from runtime.experts import dequantise, memory, pool, transfer
+from runtime.experts import quantised as quantised_pool
 from runtime.experts.transfer import Request
 from runtime.options import TIERS, RunOptions
 from runtime.parallel import Ranks
@@ -84,7 +86,7 @@ def test_slots_hold_what_was_fetched_while_others_are_computed(
 ) -> None:
     """Slots are written over and over while the device reads others; at last each must hold its expert, to the bit."""
     session = open_on_device(checkpoint("qwen3_moe", experts=32, top_k=4), cache_experts=6, dtype="float32")
-    kernel, pool = session.execution.kernels[0], session.pool
+    kernel, slots = session.execution.kernels[0], session.pool
     where: dict[str, Any] = {"device": session.device}
     hidden_TH, rows_RH = torch.randn((64, 32), **where), torch.zeros((64, 32), **where)
     random = np.random.default_rng(0)
@@ -95,11 +97,11 @@ def test_slots_hold_what_was_fetched_while_others_are_computed(
             kernel.rows(hidden_TH, np.zeros((64, 1), np.int64), np.arange(64), {0: 7}, rows_RH)
             ticket.wait()
             kernel.rows(hidden_TH, np.zeros((64, 1), np.int64), np.arange(64), {0: 3}, rows_RH)
-    held = {name: parameter.cpu().clone() for name, parameter in pool.parameters.items()}
+    held = {name: parameter.cpu().clone() for name, parameter in slots.parameters.items()}
     for request in wanted:
         session.transfers.fetch([Request(request.layer, request.expert, 7)]).wait()
         session.transfers.synchronize()
-        for name, parameter in pool.parameters.items():
+        for name, parameter in slots.parameters.items():
             assert torch.equal(parameter[7].cpu(), held[name][request.slot])
 
 
@@ -128,6 +130,84 @@ def test_windows_of_slots(
     ours, _ = stock.engine_logits(session.model, session.router, PROMPTS, 3)
     for our, their in zip(ours, stock_on(stock, folder, session, 3), strict=True):
         torch.testing.assert_close(our.float(), their.float(), rtol=6e-2, atol=6e-2)
+
+
+@pytest.fixture
+def as_elsewhere(monkeypatch: pytest.MonkeyPatch) -> list[type]:
+    """Lets a CPU take the ways that fetches take to any other device: copies of torch's, whole spans, several places
+    that torch's own operations dequantise into. Returns the types of the targets that were copied to."""
+    copied_to: list[type] = []
+
+    def copy(target: Any, data: Any) -> None:
+        copied_to.extend((type(target), type(data)))
+        target.copy_(data, non_blocking=True)
+
+    for module in (memory, pool, quantised_pool, transfer):
+        monkeypatch.setattr(module, "bytes_for", lambda device, data: data)
+    monkeypatch.setattr(memory, "copy_bytes", copy)
+    monkeypatch.setattr(pool.SlotPool, "takes_parts", lambda self, index: False)
+    monkeypatch.setattr(quantised_pool.QuantisedPool, "takes_parts", lambda self, index: False)
+    monkeypatch.setattr(quantised_pool, "PLACES", {})
+    monkeypatch.setattr(quantised_pool, "dequantise_fp8", dequantise.fp8_by_torch)
+    monkeypatch.setattr(quantised_pool, "dequantise_mxfp4", dequantise.mxfp4_by_torch)
+    return copied_to
+
+
+@pytest.mark.parametrize("tier", TIERS)
+@pytest.mark.parametrize("form", ["qwen3_moe", "gpt_oss", "qwen3_moe-fp8", "gpt_oss-mxfp4"])
+def test_fetches_of_other_devices_bring_the_same_bytes(
+    checkpoint: Callable[..., Path],
+    quantised: Callable[..., Path],
+    open_session: Open,
+    as_elsewhere: list[type],
+    stock: ModuleType,
+    quantising: ModuleType,
+    form: str,
+    tier: str,
+) -> None:
+    folder = quantised(form) if "-" in form else checkpoint(form)
+    load = quantising.load_stock if "-" in form else stock.load
+    # As stored, so that nothing is converted on the way.
+    dtype = torch.bfloat16 if "-" in form else torch.float32
+    theirs = stock.stock_logits(load(folder, dtype), PROMPTS, 4)
+    session = open_session(
+        folder, tier=tier, dtype=str(dtype).removeprefix("torch."), cache_experts=5 if tier != "device" else None
+    )
+    if tier == "device":
+        session.execution.fill_caches()
+    ours, _ = stock.engine_logits(session.model, session.router, PROMPTS, 4)
+    for our, their in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(our, their, rtol=6e-2, atol=6e-2)
+    assert set(as_elsewhere) == {torch.Tensor}
+    for layer, expert in ((0, 0), (1, 3)):
+        session.transfers.fetch([Request(layer, expert, 0)]).wait()
+        fetched = fetched_bytes(session, 0)
+        reference = stored_bytes(session, layer, expert)
+        assert fetched == reference
+
+
+def fetched_bytes(session: RankSession, slot: int) -> dict[Any, bytes]:
+    """What a slot holds, by the piece or the parameter that it is of."""
+    slots = session.pool
+    held = slots._stored if isinstance(slots, quantised_pool.QuantisedPool) else slots.parameters
+    return {key: tensor[slot].reshape(-1).view(torch.uint8).numpy().tobytes() for key, tensor in held.items()}
+
+
+def stored_bytes(session: RankSession, layer: int, expert: int) -> dict[Any, bytes]:
+    """The same of the checkpoint's files, read plainly."""
+    slots, found = session.pool, {}
+    for read in session.index.reads[layer][expert]:
+        data = read.path.read_bytes()[read.offset : read.offset + read.size_bytes]
+        for piece in read.pieces:
+            part = data[piece.start : piece.start + piece.size_bytes]
+            if isinstance(slots, quantised_pool.QuantisedPool):
+                found[piece.parameter, piece.part, piece.scales] = part
+            else:
+                found.setdefault(piece.parameter, {})[piece.part] = part
+    return {
+        key: part if isinstance(part, bytes) else b"".join(part[at] for at in sorted(part))
+        for key, part in found.items()
+    }
 
 
 def test_roofline(checkpoint: Callable[..., Path], open_on_device: Open) -> None:
