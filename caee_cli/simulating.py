@@ -154,7 +154,7 @@ def finish(document: dict[str, Any], request: SimulationRequest, location: str, 
     if document["interrupted"]:
         raise Interrupted(
             f"interrupted; {document['policies'][0]['steps']} of "
-            f"{document['trace']['planned_steps'] - document['trace']['warmup_steps']} steps are complete, and kept as "
+            f"{document['trace']['planned_steps'] - document['trace']['warmup_steps']} steps complete, and kept as "
             f"simulation {document['simulation_id']}"
         )
     kept = document["simulation_id"]

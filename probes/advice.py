@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from probes.checkup import Finding
 from probes.records import Field, Fingerprint
+from probes.text import plural, verb
 
 # nvmlClocksEventReasons: what lowers the clocks against the user's will.
 _SLOWED = {
@@ -65,10 +66,11 @@ def _pairs(facts: Mapping[str, Field]) -> Iterator[Finding]:
     refused = {pair: status for pair, status in without.items() if status not in ("ok", "None")}
     if refused:
         pair, status = next(iter(refused.items()))
+        pairs, copy = plural(len(without), "pair"), verb(len(refused), "copies", "copy")
         yield Finding(
             what="peer access",
             status="note",
-            detail=f"{len(refused)} of {len(without)} pairs copy through host memory, first {pair}: {status}",
+            detail=f"{len(refused)} of {pairs} {copy} through host memory, first {pair}: {status}",
             fix="the `staged` figures of `caee probe` hold for them; check IOMMU and ACS settings",
         )
 

@@ -18,6 +18,7 @@ from probes.filesystem import mount_of
 from probes.nvml import open_driver
 from probes.records import Calibration, Fingerprint
 from probes.scratch import make_scratch
+from probes.text import plural
 from probes.units import format_size
 
 Status = Literal["ok", "note", "fail"]
@@ -120,10 +121,10 @@ def _driver() -> Finding:
         return Finding(
             what="NVIDIA driver",
             status="fail",
-            detail=f"driver {version.value} lists {count} GPUs, but torch can use none of them",
+            detail=f"driver {version.value} lists {plural(count, 'GPU')}, but torch can use none of them",
             fix="install a CUDA build of torch that this driver supports; check CUDA_VISIBLE_DEVICES",
         )
-    return Finding(what="NVIDIA driver", status="ok", detail=f"{version.value}, {count} GPUs")
+    return Finding(what="NVIDIA driver", status="ok", detail=f"{version.value}, {plural(count, 'GPU')}")
 
 
 def _processors() -> Finding:

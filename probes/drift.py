@@ -23,6 +23,7 @@ from probes.plan import BackendFactory, LinkPlan
 from probes.probe import ProbeOptions, Progress, prepared
 from probes.records import Calibration, Concurrency, Device, LinkMeasurement, LinkModel, Probe, Sample
 from probes.sampling import Limits
+from probes.text import plural, verb
 
 SIZES = 3
 OUTSIDE_TO_DRIFT = 2
@@ -95,7 +96,8 @@ class DriftReport:
             return f"the machine has changed, which voids the cost models: {', '.join(self.changed_identity)}"
         drifted = [link.name for link in self.links if link.drifted]
         if drifted:
-            return f"{len(drifted)} of {len(self.links)} links have drifted: {', '.join(drifted)}"
+            have = verb(len(drifted), "has", "have")
+            return f"{len(drifted)} of {plural(len(self.links), 'link')} {have} drifted: {', '.join(drifted)}"
         return f"the cost models of calibration {self.calibration_id} hold"
 
 

@@ -12,6 +12,7 @@ from probes.limits import cpus_allowed
 from probes.plan import LinkPlan
 from probes.records import LinkKind, LinkMeasurement, LinkStatus
 from probes.sampling import Limits, Sweep, bandwidth, find_burst, sweep
+from probes.text import plural
 from probes.transfers import BrokenTransferError, Transfer
 from probes.units import format_rate
 
@@ -128,7 +129,7 @@ class _Undisturbed:
         share = self._disturbed / max(self._taken, 1)
         if share < _WORTH_A_WARNING:
             return ()
-        return (f"other programs held the processor: {self._disturbed} samples were taken anew; close them",)
+        return (f"other programs held the processor: {plural(self._disturbed, 'sample')} taken anew; close them",)
 
 
 def _drain(transfer: Transfer, seconds: float) -> float | None:

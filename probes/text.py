@@ -13,6 +13,11 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
+def verb(count: int, one: str, many: str) -> str:
+    """The form of a verb that agrees with ``count``: ``1 token has``, ``4 tokens have``."""
+    return one if count == 1 else many
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, or its kind where it has none."""
     text = str(error).strip()

@@ -9,7 +9,7 @@ import uuid
 import numpy as np
 
 from probes.records import Fingerprint
-from probes.text import plural
+from probes.text import plural, verb
 from runtime.cache import parse_cache
 from runtime.options import RunOptions
 from runtime.passes import gains, layer_costs, pass_statistics, prediction, step_series
@@ -151,12 +151,14 @@ def _warnings(options: RunOptions, report: RankReport) -> tuple[str, ...]:
             f"{plural(report.batch_size, 'prompt')} each"
         )
     found += [
-        f"task {task.task}: {task.requests_cut} of {task.requests} requests were longer than the model's context, and "
-        "their beginnings were left out"
+        f"task {task.task}: of {plural(task.requests, 'request')} {task.requests_cut} "
+        f"{verb(task.requests_cut, 'was', 'were')} longer than the model's context, and cut at the beginning"
         for task in report.tasks
         if task.requests_cut
     ]
     fallbacks = sum(layer.fell_back for record in report.treated[0] for step in record.steps for layer in step.layers)
     if fallbacks:
-        found.append(f"{fallbacks} layer-steps had scores that are not numbers and fell back to the router's choice")
+        found.append(
+            f"{plural(fallbacks, 'layer-step')} had scores that are not numbers and fell back to the router's choice"
+        )
     return tuple(found)

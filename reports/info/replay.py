@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from probes.text import verb
 from reports.info.words import number, percent, plural
 from store.records import Replay, RunRecord
 
@@ -9,7 +10,7 @@ from store.records import Replay, RunRecord
 def replayed(run: RunRecord, replay: Replay) -> str:
     """Which part of which trace."""
     work = run.workload
-    tokens = f"about {work.batch_size} tokens" if replay.recorded else plural(work.batch_size, "token")
+    tokens = f"about {plural(work.batch_size, 'token')}" if replay.recorded else plural(work.batch_size, "token")
     layers = (
         f"all {plural(work.moe_layers, 'MoE layer')}"
         if work.moe_layers == replay.model_layers
@@ -24,7 +25,8 @@ def replay_sentence(run: RunRecord, replay: Replay) -> str:
     shared = (
         "each with bytes of its own"
         if replay.distinct_experts >= own
-        else f"of which {number(replay.distinct_experts)} of {number(own)} per device have bytes of their own and the "
+        else f"of which {number(replay.distinct_experts)} of {number(own)} per device "
+        f"{verb(replay.distinct_experts, 'has', 'have')} bytes of their own and the "
         "others share them"
     )
     return (

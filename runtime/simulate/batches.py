@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from probes.errors import TraceError, UsageError
+from probes.text import plural
 from runtime.simulate.index import TraceIndex, is_decode
 from runtime.trace.records import Float32s, Int16s, Int64s, RoutingTrace, TokenKind, TraceMeta, TraceSource
 
@@ -137,7 +138,8 @@ def _fill_slots(decode_tokens_S: Int64s, batch_size: int) -> tuple[tuple[Segment
     waiting = [(int(number), int(decode_tokens_S[number])) for number in np.flatnonzero(decode_tokens_S)]
     if len(waiting) < batch_size:
         raise UsageError(
-            f"a batch of {batch_size} needs {batch_size} sequences with decode tokens, the trace has {len(waiting)}",
+            f"a batch of {batch_size} needs {plural(batch_size, 'sequence')} with decode tokens, the trace "
+            f"has {len(waiting)}",
             hint=f"use --batch-size {len(waiting)} or less"
             if waiting
             else "the trace has no decode phase; replay the recorded steps with --batch-size recorded",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from probes.errors import TraceError, UsageError
+from probes.text import plural, verb
 from runtime.simulate.batches import MAX_BLOCK_STEPS, Batching, main_layers, plan
 from runtime.simulate.figures import figures_of
 from runtime.simulate.index import TraceIndex, index_of
@@ -42,7 +43,7 @@ def simulate(
     batching = plan(source, index, batch_size, most_steps=None if steps is None else max(0, warmup_steps) + steps)
     if warmup_steps < 0 or batching.steps <= warmup_steps:
         raise UsageError(
-            f"no step is left after {warmup_steps} warm-up steps: the run has {batching.steps}",
+            f"no step is left after {plural(warmup_steps, 'warm-up step')}: the run has {batching.steps}",
             hint=f"use --warmup-steps {max(0, batching.steps // 2)} or less, or a smaller batch",
         )
     meta = source.meta
@@ -132,11 +133,14 @@ def _future(batching: Batching, block_steps: int) -> Iterator[NextUse]:
 def _notes(source: TraceSource, index: TraceIndex, batch_size: int | None, passes: Sequence[PassSpec]) -> Iterator[str]:
     meta = source.meta
     if index.left_out:
-        yield f"{index.left_out:,} padding and dummy tokens count for nothing"
+        left_out = plural(index.left_out, "padding or dummy token")
+        yield f"{left_out} {verb(index.left_out, 'counts', 'count')} for nothing"
     if index.unknown_phase and batch_size is not None:
-        yield f"{index.unknown_phase:,} tokens do not say whether they are prefill or decode; they count as decode"
+        does = f"{plural(index.unknown_phase, 'token')} {verb(index.unknown_phase, 'does', 'do')}"
+        yield f"{does} not say whether prefill or decode, which counts as decode"
     if index.without_step and batch_size is None:
-        yield f"{index.without_step:,} tokens have no step id and were left out"
+        without = plural(index.without_step, "token")
+        yield f"{without} without a step id {verb(index.without_step, 'was', 'were')} left out"
     if meta.draft_layers:
         yield f"layers of the draft head were left out: {', '.join(map(str, meta.draft_layers))}"
     if not meta.gates_recorded:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from probes.errors import UsageError
+from probes.text import plural, verb
 from runtime.trace.balance import FORMULAS, Balance, balance, device_loads, device_of_expert
 from runtime.trace.records import Float64s, LoadProfile, Phase, TokenKind, TraceMeta, TraceSource
 from runtime.trace.tally import Tally
@@ -157,31 +158,37 @@ def _meta(meta: TraceMeta) -> dict[str, Any]:
 def _routing_warnings(tally: Tally) -> list[str]:
     meta = tally.meta
     real = tally.kinds[TokenKind.REAL]
+    dummies, padding = tally.kinds[TokenKind.DUMMY], tally.kinds[TokenKind.PADDING]
+    unmarked, repeated, unnormalised = tally.unmarked_dummies, tally.repeated, tally.unnormalised
+    no_phase, no_position, empty = tally.phases[Phase.UNKNOWN], tally.without_position, tally.empty_slots
     unused = int((tally.counts_LN == 0).sum())
     sequences_known = meta.parameters.get("sequences") != "batch rows"
     found = {
         "no real token: every figure is empty": not real,
-        f"{tally.kinds[TokenKind.DUMMY]} warm-up dummies and {tally.kinds[TokenKind.PADDING]} padding rows count for "
-        "nothing": tally.kinds[TokenKind.DUMMY] + tally.kinds[TokenKind.PADDING] > 0,
-        f"{tally.unmarked_dummies} real tokens stand in long runs of identical rows: warm-up dummies that are not "
-        "marked": tally.unmarked_dummies > 0,
-        f"{tally.repeated} tokens do not come after their sequence's earlier ones: repeated, or out of order": (
-            tally.repeated > 0 and sequences_known
-        ),
-        f"{tally.unnormalised} tokens have weights that do not sum to 1, in some layer: not normalised by the router, "
-        "or scaled": tally.unnormalised > 0,
+        f"{dummies:,} warm-up {'dummy' if dummies == 1 else 'dummies'} and {plural(padding, 'padding row')} "
+        f"{verb(dummies + padding, 'counts', 'count')} for nothing": dummies + padding > 0,
+        f"{plural(unmarked, 'real token')} {verb(unmarked, 'stands', 'stand')} in long runs of identical rows: warm-up "
+        "dummies that are not marked": unmarked > 0,
+        f"{plural(repeated, 'token')} {verb(repeated, 'does', 'do')} not come after earlier ones of the sequence: "
+        "repeated, or out of order": repeated > 0 and sequences_known,
+        f"{plural(unnormalised, 'token')} {verb(unnormalised, 'has', 'have')} weights that do not sum to 1, in some "
+        "layer: not normalised by the router, or scaled": unnormalised > 0,
         "gate weights were not recorded: shares are equal, importance means nothing": not meta.gates_recorded,
         "full scores were not recorded: a simulation cannot re-route, and prunes without compensation": (
             not meta.scores_recorded
         ),
-        f"{tally.phases[Phase.UNKNOWN]} real tokens do not say whether they are prefill or decode: a simulation counts "
-        "them as decode": tally.phases[Phase.UNKNOWN] > 0,
+        f"{plural(no_phase, 'real token')} {verb(no_phase, 'does', 'do')} not say whether prefill or decode: a "
+        "simulation counts that as decode": no_phase > 0,
         "steps were not recorded: batches have to be made up (--batch-size B)": real > 0 and not tally.steps,
-        f"{tally.without_position} real tokens have no position": tally.without_position > 0,
-        f"{tally.empty_slots} slots are empty (id −1)": tally.empty_slots > 0,
-        f"{unused} of {tally.counts_LN.size} experts of all layers were never chosen": real > 0 and unused > 0,
+        f"{plural(no_position, 'real token')} {verb(no_position, 'has', 'have')} no position": no_position > 0,
+        f"{plural(empty, 'slot')} {verb(empty, 'is', 'are')} empty (id −1)": empty > 0,
+        _never_chosen(unused, tally.counts_LN.size): real > 0 and unused > 0,
     }
     return [warning for warning, is_so in found.items() if is_so]
+
+
+def _never_chosen(unused: int, experts: int) -> str:
+    return f"{unused:,} of {plural(experts, 'expert')} of all layers {verb(unused, 'was', 'were')} never chosen"
 
 
 def _profile_warnings(profile: LoadProfile) -> list[str]:
@@ -192,6 +199,6 @@ def _profile_warnings(profile: LoadProfile) -> list[str]:
             rows.min() != rows.max()
         ),
         "top-k is not known, so the number of tokens is not either (give --top-k)": not profile.meta.top_k,
-        f"{unused} of {profile.counts_LN.size} experts of all layers were never chosen": unused > 0,
+        _never_chosen(unused, profile.counts_LN.size): unused > 0,
     }
     return [warning for warning, is_so in found.items() if is_so]

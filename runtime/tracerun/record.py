@@ -8,6 +8,7 @@ import uuid
 import numpy as np
 
 from probes.records import Fingerprint
+from probes.text import plural, verb
 from probes.units import format_size
 from runtime.cache import parse_cache
 from runtime.cost import uniform_costs
@@ -114,7 +115,8 @@ def _warnings(options: TraceRunOptions, report: TraceRunReport) -> tuple[str, ..
         found.append(f"reads were not direct ({report.read_reason}): the page cache may hide the cost of fetches")
     if report.distinct_experts < report.own_experts:
         found.append(
-            f"{report.distinct_experts} of {report.own_experts} experts per device have bytes of their own "
+            f"{report.distinct_experts} of {plural(report.own_experts, 'expert')} per device "
+            f"{verb(report.distinct_experts, 'has', 'have')} bytes of their own "
             f"({format_size(report.distinct_experts * report.expert_bytes)}); the others share them"
         )
     if not options.traffic.meta.scores_recorded:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from probes.errors import TraceError, UsageError
+from probes.text import plural
 from runtime.models.config import MoeShape
 from runtime.simulate.batches import Block, Rows, join_rows, main_layers, plan
 from runtime.simulate.index import index_of
@@ -121,8 +122,8 @@ def _how_many(request: TrafficRequest, there: int) -> tuple[int, int]:
         steps = min(request.steps or DEFAULT_STEPS, there - warmup)
     if steps < 1 or (request.steps is not None and steps < request.steps):
         raise UsageError(
-            f"the trace has {there} steps in batches of this size, fewer than the {warmup} of the warm-up and "
-            f"{request.steps or 1} to measure",
+            f"the trace has {plural(there, 'step')} in batches of this size, fewer than the {warmup} of the warm-up "
+            f"and {request.steps or 1} to measure",
             hint="give fewer --steps or --warmup-steps, or a smaller --batch-size",
         )
     return warmup, steps

@@ -124,7 +124,7 @@ def test_a_drifted_link_is_named_with_code_3(
     printed = capsys.readouterr()
     document = json.loads(printed.out)
     assert document["holds"] is False
-    assert "1 of 1 links have drifted: host memory host → host" in printed.err
+    assert "1 of 1 link has drifted: host memory host → host" in printed.err
 
 
 @pytest.mark.usefixtures("quick_machine")

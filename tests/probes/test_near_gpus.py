@@ -142,7 +142,7 @@ def test_no_advice_where_all_is_well_or_unknown() -> None:
         ({"gpu0__clock_event_reasons": "0x40"}, "gpu0 clocks", "lowered by heat"),
         ({"gpu0__clock_event_reasons": "0x4"}, "gpu0 clocks", "power cap"),
         ({"gpu0__mig": True}, "gpu0 MIG", "cut into slices"),
-        ({"gpu0-gpu1__p2p_read": "chipset not supported"}, "peer access", "1 of 1 pairs.*chipset"),
+        ({"gpu0-gpu1__p2p_read": "chipset not supported"}, "peer access", "1 of 1 pair copies.*chipset"),
     ],
 )
 def test_each_trouble_is_named_with_its_fix(changed: dict[str, Any], what: str, words: str) -> None:

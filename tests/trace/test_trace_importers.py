@@ -357,7 +357,7 @@ def test_routed_experts_arrays(tmp_path: Path) -> None:
     np.testing.assert_array_equal(trace.ids_TLK, first[:, 1:])
     assert (trace.gates_TLK == 0.25).all()
     assert (trace.token_phase_T == Phase.DECODE).all()
-    assert any("1 layers without any expert are dense" in note for note in notes)
+    assert any("1 layer without any expert is dense" in note for note in notes)
     np.savez_compressed(tmp_path / "two.npz", first=first, second=first[::-1], token_ids=np.arange(5))
     trace, notes = imported(tmp_path / "two.npz", num_experts=16)
     assert trace.sequence_names == ("first", "second")

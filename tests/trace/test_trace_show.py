@@ -108,6 +108,36 @@ def _rounded(value: Any) -> Any:
     return [_rounded(inner) for inner in value] if isinstance(value, list) else value
 
 
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_warnings_agree_with_their_counts(make_trace: Any, count: int) -> None:
+    """Of everything that is counted, as many as ``count``."""
+    whole = make_trace(tokens=60, layers=1, experts=count + 8, top_k=3, sequences=1)
+    ids = np.tile(np.array([[[0, 1, 2]]], np.int16), (60, 1, 1))
+    ids[np.arange(60), 0, 2] = 2 + np.arange(60) % 6
+    ids[20 : 20 + count, 0, 2] = -1
+    gates, kind = np.full((60, 1, 3), 1 / 3, np.float32), np.zeros(60, np.int8)
+    gates[20 : 20 + count, 0, :2] = 0.5
+    gates[ids == -1] = 0
+    gates[30 : 30 + count] = 0.1
+    kind[10 : 10 + count] = TokenKind.PADDING
+    position, phase = np.arange(60, dtype=np.int32), np.ones(60, np.int8)
+    position[40 : 40 + count], phase[50 : 50 + count] = -1, Phase.UNKNOWN
+    trace = dataclasses.replace(
+        whole, ids_TLK=ids, gates_TLK=gates, token_kind_T=kind, token_position_T=position, token_phase_T=phase
+    )
+    warnings = show(trace, devices=1)["warnings"]
+    s, are, were, have, do = ("", "is", "was", "has", "does") if count == 1 else ("s", "are", "were", "have", "do")
+    for said in (
+        f"0 warm-up dummies and {count} padding row{s} count{'s' if count == 1 else ''} for nothing",
+        f"{count} token{s} {have} weights that do not sum to 1",
+        f"{count} real token{s} {do} not say whether",
+        f"{count} real token{s} {have} no position",
+        f"{count} slot{s} {are} empty",
+        f"{count} of {count + 8} experts of all layers {were} never chosen",
+    ):
+        assert any(warning.startswith(said) for warning in warnings), (said, warnings)
+
+
 def test_padding_and_dummies_count_for_nothing(busy: RoutingTrace) -> None:
     real = busy.token_kind_T == TokenKind.REAL
     garbage = dataclasses.replace(
@@ -129,7 +159,7 @@ def test_warnings_name_the_dirt(make_trace: Any) -> None:
     dirty = dataclasses.replace(trace, token_position_T=position, gates_TLK=trace.gates_TLK * np.float32(2.5))
     warnings = show(dirty, chunk=77)["warnings"]
     assert any("300 real tokens stand in long runs of identical rows" in warning for warning in warnings)
-    assert any(warning.startswith("1 tokens do not come after") for warning in warnings)
+    assert any(warning.startswith("1 token does not come after") for warning in warnings)
     assert any(warning.startswith("600 tokens have weights that do not sum to 1") for warning in warnings)
     assert any("steps were not recorded" in warning for warning in warnings)
 

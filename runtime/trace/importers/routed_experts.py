@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from probes.errors import TraceError
+from probes.text import plural, verb
 from runtime.trace.chunking import equal_shares, new_chunk
 from runtime.trace.importers.formats import Format, Head, ImportedTrace, ImportOptions, Reading, inferred_experts
 from runtime.trace.importers.streams import plain_file
@@ -61,7 +62,7 @@ def _open(head: Head, options: ImportOptions) -> ImportedTrace:
     )
     notes += (_NO_WEIGHTS,) if options.phase >= 0 else (_NO_WEIGHTS, _NO_PHASES)
     if dense := len(survey.used_L) - meta.moe_layers:
-        notes += (f"{dense} layers without any expert are dense and left out",)
+        notes += (f"{plural(dense, 'layer')} without any expert {verb(dense, 'is', 'are')} dense and left out",)
     if survey.ignored:
         notes += (f"not routing, left out: {', '.join(survey.ignored)}",)
     return ImportedTrace(meta, lambda reading: _decode(head.path, meta, survey.tokens, options, reading), notes=notes)

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from probes.errors import TraceError
+from probes.text import plural, verb
 from runtime.trace.chunking import SequenceTable, new_chunk
 from runtime.trace.importers.dummies import DummyMarker
 from runtime.trace.importers.formats import (
@@ -72,8 +73,8 @@ def _open(head: Head, options: ImportOptions) -> ImportedTrace:
     )
     if survey.restarts:
         notes += (
-            f"token_idx starts again {survey.restarts} times: each run of it is taken as one forward pass (a step) and "
-            "as a sequence of its own, since the log does not say which request a row belongs to",
+            f"token_idx starts again {plural(survey.restarts, 'time')}: each run of it is taken as one forward pass (a "
+            "step) and as a sequence of its own, since the log does not say which request a row belongs to",
         )
     by_step = survey.restarts > 0 and len(survey.requests) == 1
     return ImportedTrace(meta, lambda reading: _decode(head.path, meta, options, by_step, reading), notes=notes)
@@ -113,7 +114,7 @@ def _decode(
     if marker.marked:
         reading.notes.append(
             f"{marker.marked} identical rows are marked as warm-up dummies, which count for nothing; "
-            f"{real - marker.marked} real tokens remain"
+            f"{plural(real - marker.marked, 'real token')} {verb(real - marker.marked, 'remains', 'remain')}"
         )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from probes.errors import TraceError, UsageError
+from probes.text import plural, verb
 from runtime.trace.importers.detect import detect_and_open
 from runtime.trace.importers.formats import ImportOptions
 from runtime.trace.records import Float32s, Float64s, Int64s, LoadProfile, TraceMeta, TraceSource
@@ -81,7 +82,8 @@ def synthesise(
             }
         },
     )
-    capped = f"{loads.capped} expert loads above one choice per token were capped: is top-k right?"
+    were = verb(loads.capped, "was", "were")
+    capped = f"{plural(loads.capped, 'expert load')} above one choice per token {were} capped: is top-k right?"
     return SyntheticTrace(meta, model, lengths, options.seed + 1, notes=(capped,) if loads.capped else ())
 
 
