@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ast
 import importlib
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -101,3 +103,29 @@ def test_only_public_names_of_torch() -> None:
 def test_what_is_not_public_is_seen(name: str, words: str | None) -> None:
     reason = why_not(name)
     assert reason is None if words is None else words in str(reason)
+
+
+# What asks the driver, after which a fork can use no GPU.
+ASKS_THE_DRIVER = ("is_available", "device_count", "init", "current_device", "get_device_properties", "set_device")
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_what_ranks_are_forked_from_asks_no_driver(asks: bool) -> None:
+    """Ranks are forks of a server that has imported everything: it must not have looked for a GPU. The check sees it
+    where one does."""
+    code = f"""
+import importlib, torch
+from runtime.launch import PRELOADED
+asked = []
+for name in {ASKS_THE_DRIVER}:
+    before = getattr(torch.cuda, name)
+    setattr(torch.cuda, name, lambda *a, name=name, before=before: asked.append(name) or before(*a))
+for module in ("runtime.worker", "runtime.tracerun.session", *PRELOADED):
+    importlib.import_module(module)
+if {asks}:
+    from probes.devices import find_devices
+    find_devices()
+print(*asked)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert bool(done.stdout.strip()) is asks
