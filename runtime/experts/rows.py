@@ -44,7 +44,6 @@ def rows_by_place(ids_TK: Ints, order_R: Ints, experts_E: Ints, places_E: Ints) 
     Ids of −1 are empty slots.
     """
     width = ids_TK.shape[1]
-    ids_R = ids_TK.reshape(-1)
     by_place = np.argsort(places_E)
     highest = -1
     for expert in experts_E:
@@ -53,7 +52,7 @@ def rows_by_place(ids_TK: Ints, order_R: Ints, experts_E: Ints, places_E: Ints) 
     for group in range(len(by_place)):
         group_N[experts_E[by_place[group]]] = group
     sizes_E = np.zeros(len(experts_E), np.int64)
-    for expert in ids_R:
+    for expert in ids_TK.flat:
         if 0 <= expert <= highest and group_N[expert] >= 0:
             sizes_E[group_N[expert]] += 1
     ends_E = np.cumsum(sizes_E)
@@ -63,7 +62,7 @@ def rows_by_place(ids_TK: Ints, order_R: Ints, experts_E: Ints, places_E: Ints) 
     tokens_P = np.empty(total, np.int64)
     places_P = np.empty(total, np.int64)
     for row in order_R:
-        expert = ids_R[row]
+        expert = ids_TK[row // width, row % width]
         if 0 <= expert <= highest and group_N[expert] >= 0:
             group = group_N[expert]
             at = next_E[group]

@@ -39,6 +39,8 @@ def test_rows_by_place(routing: tuple[np.ndarray, int], chance: random.Random) -
         ((place_of[int(ids_TK.flat[row])], at, row) for at, row in enumerate(order) if ids_TK.flat[row] in place_of)
     )
     experts_E, places_E = np.array([*place_of], np.int64), np.array([*place_of.values()], np.int64)
+    if chance.random() < 0.5:  # as a slice of all ranks' choices is
+        ids_TK = np.asfortranarray(ids_TK)
     found = rows_by_place(ids_TK, np.array(order, np.int64), experts_E, places_E)
     assert found.rows_P.tolist() == [row for _, _, row in expected]
     assert found.tokens_P.tolist() == [row // ids_TK.shape[1] for _, _, row in expected]
@@ -52,6 +54,8 @@ def test_rows_by_place(routing: tuple[np.ndarray, int], chance: random.Random) -
 @given(routing=routings(), devices=st.integers(1, 8), seed=st.integers(0, 100))
 def test_experts_by_device(routing: tuple[np.ndarray, int], devices: int, seed: int) -> None:
     ids_TK, experts = routing
+    if seed % 2:
+        ids_TK = np.repeat(ids_TK, 2, axis=1)[:, ::2]
     placement_N = np.random.default_rng(seed).integers(0, devices, experts)
     experts_E, starts_D1 = experts_by_device(ids_TK, placement_N, devices)
     used = np.unique(ids_TK[ids_TK >= 0])
