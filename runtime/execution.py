@@ -296,7 +296,17 @@ class ExpertExecution:
         top_k_index: torch.Tensor,
         top_k_weights: torch.Tensor,
     ) -> Tokens:
-        scores, selection = self._routers[layer].scores(top_k_index, top_k_weights)
+        found = self._routers[layer].scores(top_k_index, top_k_weights)
+        if found is None:
+            given_TK = np.where(own_TK >= 0, as_float64(top_k_weights), 0.0)
+            return Tokens(
+                topk_ids_TK=own_TK,
+                gates_TK=given_TK,
+                scores_TN=None,
+                selection_scores_TN=None,
+                token_mask_T=context.real_T,
+            )
+        scores, selection = found
         scores_TN = as_float64(scores)
         gates_TK = np.empty(own_TK.shape)
         slot_kernels.gather(scores_TN, own_TK, gates_TK)

@@ -141,6 +141,11 @@ def _warnings(options: RunOptions, report: RankReport) -> tuple[str, ...]:
         found.append(f"--cache-experts {options.cache_experts}: a device holds {report.experts_per_device}, all cached")
     if report.read_reason is not None and options.tier == "disk":
         found.append(f"reads were not direct ({report.read_reason}): the page cache may hide the cost of fetches")
+    if not report.scores_known:
+        found.append(
+            f"how the router of {report.family} makes its weights is not known: they alone say what an expert "
+            "contributes, and lost slots stay empty (compensation acts as none)"
+        )
     if report.batch_size < options.batch_size:
         found.append(f"only {plural(options.prompt_count, 'prompt')}: the batch size is {report.batch_size}")
     pairs = len(report.baseline[0])

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import transformers
 
-from probes.errors import Interrupted
+from probes.errors import CheckpointError, Interrupted
 from probes.text import plural
 from runtime.options import RunOptions
 from runtime.parallel import Ranks, join, leave
@@ -79,6 +79,11 @@ def _record(session: RankSession, options: RecordOptions, ranks: Ranks) -> Recor
     empty = session.execution.snapshot()
     selection_apart = _warm_up(session, batches[0])
     session.execution.restore(empty)
+    if not session.execution.weight_rule().is_known:
+        raise CheckpointError(
+            f"how the router of {session.loaded.family} makes its weights is not known, so no scores can be recorded",
+            hint="`caee run` works with this family: its own weights say what an expert contributes",
+        )
     policy = session.asked_policy()
     meta = _meta(session, options, policy, selection_apart=selection_apart)
     session.progress.expect(len(batches))

@@ -36,7 +36,7 @@ from runtime.parallel import Ranks, join, leave
 from runtime.policy.guard import Brake
 from runtime.policy.knob import knob_of, turned
 from runtime.policy.make import make_policy
-from runtime.policy.spec import format_policy, parse_policy
+from runtime.policy.spec import format_policy, parse_policy, refuse_without_scores
 from runtime.policy.types import Policy, PolicySpec
 from runtime.quality import measure_quality
 from runtime.rank import (
@@ -83,6 +83,7 @@ class RankReport:
     experts_per_device: int
     read_mode: str | None
     read_reason: str | None
+    scores_known: bool
     batch_size: int
     policy: PolicySpec
     costs: CostTable | None
@@ -261,6 +262,7 @@ class RankSession:
             experts_per_device=most_experts(self.layout.placement_N) * len(self.index.reads),
             read_mode=None if self.source.mode is None else str(self.source.mode),
             read_reason=self.source.reason,
+            scores_known=self.execution.weight_rule().is_known,
             batch_size=len(batches[0]),
             policy=policy.spec,
             costs=self.costs,
@@ -299,6 +301,8 @@ class RankSession:
     def policy_of(self, spec: PolicySpec) -> Policy:
         """A new policy, with the model's own way of weighing where ``spec`` names none; known after a first pass."""
         rule = self.execution.weight_rule()
+        if not rule.is_known:
+            refuse_without_scores(spec, self.execution.top_k, f"the router of {self.loaded.family}")
         return make_policy(
             replace(
                 spec,

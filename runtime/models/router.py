@@ -2,8 +2,8 @@
 
 A router returns ``(logits [T,N], weights [T,K], integer ids [T,K])``. From the logits the gate scores follow by softmax
 or by sigmoid, plus a bias on the selection where the router has one. Which of them, and how the weights are normalised
-and scaled, is inferred from the first tokens, and checked against what the router itself chose: a router that does not
-fit is refused rather than guessed at.
+and scaled, is inferred from the first tokens, and checked against what the router itself chose. Nothing is guessed: of
+a router that does not fit (PhiMoE's sparsemixer), only the weights that it gave its choice are used.
 """
 
 from __future__ import annotations
@@ -24,11 +24,18 @@ _BIAS_NAMES = ("correction_bias", "expert_bias")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightRule:
-    """How the router makes weights of scores: ``function`` then ``renormalize`` (survivors | none) then ``scaling``."""
+    """How the router makes weights of scores: ``function`` then ``renormalize`` (survivors | none) then ``scaling``.
+
+    ``function``: softmax, sigmoid, or unknown: then there are weights of the choice alone, and survivors keep theirs.
+    """
 
     function: str
     renormalize: str
     scaling: float
+
+    @property
+    def is_known(self) -> bool:
+        return self.function != "unknown"
 
     def agrees(self, other: WeightRule) -> bool:
         """Whether both rules are the same but for the rounding of the weights that the scaling was inferred from."""
@@ -60,16 +67,20 @@ class RouterView:
         if output[2].dtype in (torch.int64, torch.int32):
             self._logits = output[0]
 
-    def scores(self, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Gate scores and selection scores, float32 [T, N], of the router's last call.
+    def scores(
+        self, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Gate scores and selection scores, float32 [T, N], of the router's last call; None where its rule is unknown.
 
-        Raises ``CheckpointError`` where they do not explain what the router chose.
+        Raises ``CheckpointError`` where it shows no scores, or none that are numbers.
         """
         if self._logits is None:
             raise self._refused("it does not return (logits, weights, ids)")
         logits = self._logits.reshape(-1, self._logits.shape[-1]).float()
         if self._rule is None:
             self._rule = self._infer(logits, top_k_index, top_k_weights)
+        if not self._rule.is_known:
+            return None
         scores = _gate(self._rule.function, logits)
         if self._bias is None:
             return scores, scores
@@ -92,7 +103,9 @@ class RouterView:
                     near_one = abs(scaling - 1.0) < WEIGHT_TOLERANCE / 4
                     self._biased = self._what_is_biased(scores, logits, ids)
                     return WeightRule(function=function, renormalize=renormalize, scaling=1.0 if near_one else scaling)
-        raise self._refused("its weights are neither softmax nor sigmoid of its logits")
+        if (given < 0).any():
+            raise self._refused("its weights are neither softmax nor sigmoid of its logits, and some are negative")
+        return WeightRule(function="unknown", renormalize="none", scaling=1.0)
 
     def _what_is_biased(self, scores: torch.Tensor, logits: torch.Tensor, ids: torch.Tensor) -> str:
         """Where the bias is added: to whichever explains more of the router's choice, which groups may have limited."""

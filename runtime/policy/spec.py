@@ -226,8 +226,8 @@ def resolve(spec: PolicySpec, *, offloading: bool) -> PolicySpec:
     )
 
 
-def refuse_without_scores(spec: PolicySpec, top_k: int) -> None:
-    """Raise ``UsageError`` when ``spec`` cannot work on a trace that kept only the ``top_k`` chosen weights."""
+def refuse_without_scores(spec: PolicySpec, top_k: int, source: str = "the trace") -> None:
+    """Raise ``UsageError`` when ``spec`` cannot work on a ``source`` that has only the ``top_k`` chosen weights."""
     reason = None
     if POLICIES[spec.name].needs_scores:
         reason = "it ranks or weighs experts that the router did not choose"
@@ -235,8 +235,10 @@ def refuse_without_scores(spec: PolicySpec, top_k: int) -> None:
         reason = f"m={spec.parameters['m']} reaches beyond the {top_k} experts that the router chose"
     if reason:
         raise UsageError(
-            f"policy {spec.name} needs full scores, and the trace has only the weights of the chosen experts: {reason}",
-            hint="record a trace with full scores, or leave this policy out",
+            f"policy {spec.name} needs full scores, and {source} has only the weights of the chosen experts: {reason}",
+            hint="record a trace with full scores, or leave this policy out"
+            if source == "the trace"
+            else "choose another policy; caee, importance and budget work with these weights",
         )
 
 

@@ -72,11 +72,15 @@ def _greedy(step: Step, prompts: Prompts, steps: int, device: torch.device) -> l
 
 
 def masked_logits(
-    model: Any, prompts: Prompts, dispatched: Sequence[Sequence[torch.Tensor]], rule: Callable[..., torch.Tensor]
+    model: Any,
+    prompts: Prompts,
+    dispatched: Sequence[Sequence[torch.Tensor]],
+    rule: Callable[..., torch.Tensor] | None,
 ) -> list[torch.Tensor]:
     """The same of transformers' model when its experts are only those of ``dispatched`` [step][layer][T, K], −1 none.
 
-    ``rule(logits, ids)``: the weights of those ids. Every (token, expert) is computed alone and added up plainly.
+    ``rule(logits, ids)``: the weights of those ids; None: those that the router itself gave them. Every (token, expert)
+    is computed alone and added up plainly.
     """
     from runtime.models.skeleton import speaks_experts_protocol
 
@@ -123,11 +127,14 @@ def _masked(
     dispatched: Sequence[Sequence[torch.Tensor]],
     layer: int,
     at: dict[str, int],
-    rule: Callable[..., torch.Tensor],
+    rule: Callable[..., torch.Tensor] | None,
 ) -> Callable[..., torch.Tensor]:
-    def forward(hidden: torch.Tensor, _: torch.Tensor, __: torch.Tensor) -> torch.Tensor:
+    def forward(hidden: torch.Tensor, own_ids: torch.Tensor, own_weights: torch.Tensor) -> torch.Tensor:
         ids = dispatched[at["step"]][layer]
-        weights = rule(logits[0].float(), ids)
+        if rule is None:
+            weights = ((ids[:, :, None] == own_ids[:, None, :]) * own_weights[:, None, :]).sum(-1)
+        else:
+            weights = rule(logits[0].float(), ids)
         total = torch.zeros_like(hidden)
         for token, slots in enumerate(ids.tolist()):
             for slot, expert in enumerate(slots):

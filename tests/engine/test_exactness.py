@@ -35,6 +35,7 @@ CORE = [
     "ernie4_5_moe",  # softmax, and a bias on the selection alone
     "nemotron_h",  # experts without a gate
     "qwen3_next",  # a recurrent state in the place of some keys and values
+    "phimoe",  # sparsemixer: weights that no score explains
 ]
 OTHERS = [
     "olmoe", "granitemoeshared", "granitemoe_swa", "granitemoehybrid", "deepseek_v2", "glm4_moe", "glm4_moe_lite",
@@ -192,7 +193,7 @@ def test_tied_embeddings(checkpoint: Checkpoint, open_session: OpenSession, stoc
     assert_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("family", ["jetmoe", "llama4_text", "llama", "phimoe", "kimi_linear"])
+@pytest.mark.parametrize("family", ["jetmoe", "llama4_text", "llama", "kimi_linear"])
 def test_other_families_are_refused_by_name(checkpoint: Checkpoint, open_session: OpenSession, family: str) -> None:
     folder = checkpoint(family)
     with pytest.raises(CheckpointError, match=family) as caught:
