@@ -44,7 +44,8 @@ PASS_STEPS, PASS_WARMUP = 24, 4
 PROMPTS = tuple("ABCDEFGH"[n] * 16 for n in range(BATCH))
 MOST_RATIO = 1.05
 LEAST_BANDWIDTH = 0.9
-READS, SLOTS = 48, 8
+READS = SLOTS = 48
+"""More bytes than caches hold, each read into a place of its own."""
 
 
 def main() -> int:
@@ -212,7 +213,7 @@ def decode_in_turn(
 
 def compare_reads(folder: Path, tier: str, rounds: int) -> bool:
     """Print the transfer engine's bytes per second ÷ those of the raw path; whether they are near enough."""
-    session = open_session(folder, tier="disk", prompts=PROMPTS, batch_size=BATCH, cache_experts=1)
+    session = open_session(folder, tier="disk", prompts=PROMPTS, batch_size=BATCH, cache_experts=SLOTS)
     index, wanted = session.index, [(number % LAYERS, number % EXPERTS) for number in range(READS)]
     with ExitStack() as stack:
         stack.callback(session.close)
@@ -245,8 +246,8 @@ def compare_reads(folder: Path, tier: str, rounds: int) -> bool:
 
 
 def raw_reads(session: Any, wanted: list[tuple[int, int]], stack: ExitStack) -> Callable[[], None]:
-    """The probe's reads of the very bytes that the engine fetches, into as much memory as its slots have: a buffer that
-    is read into again and again never leaves the processor's caches."""
+    """The probe's reads of the very bytes that the engine fetches, each into memory of its own, as the engine's slots
+    are: a buffer that is read into again and again never leaves the processor's caches."""
     reads = [read for layer, expert in wanted for read in session.index.reads[layer][expert]]
     files = {path: stack.enter_context(DirectFile(path)) for path in {read.path for read in reads}}
     size = max(files[read.path].span_bytes(read.offset, read.size_bytes) for read in reads)

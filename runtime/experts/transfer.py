@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -61,6 +61,8 @@ class Request:
     expert: int
     slot: int
 
+
+T = TypeVar("T")
 
 Deliver = Callable[[tuple[Piece, ...], Bytes, int], None]
 """Pieces of a span, bytes of it, and where in the span these begin."""
@@ -128,6 +130,22 @@ class DiskSource:
             file.close()
 
 
+def tried_twice(layer: int, expert: int, fetch: Callable[[], T]) -> T:
+    """``fetch`` that expert; once more where it fails, since a read that failed or was cut short once often succeeds.
+
+    Raises ``RunError`` where both fail, which means damage.
+    """
+    try:
+        return fetch()
+    except CaeeError:
+        try:
+            return fetch()
+        except CaeeError as error:
+            raise RunError(
+                f"fetching expert {expert} of MoE layer {layer} failed twice: {error.message}", hint=error.hint
+            ) from error
+
+
 def parts_of(offset: int, size_bytes: int, most: int | None) -> Iterator[tuple[int, int]]:
     """(start, size) of the parts in which a span at ``offset`` of a file is read; ``most`` None: one part.
 
@@ -154,16 +172,20 @@ class HostSource:
         slabs = _Slabs(backend, needed)
         try:
             staging = Staging(backend.host_buffer(disk.staging_bytes(), pinned=False), backend.device)
-            for layer, expert in mine:
+
+            def kept_of(layer: int, expert: int) -> list[tuple[tuple[Piece, ...], Bytes]]:
                 kept: list[tuple[tuple[Piece, ...], Bytes]] = []
 
-                def keep(pieces: tuple[Piece, ...], data: Bytes, _: int, kept: list[object] = kept) -> None:  # type: ignore[assignment]  # binds the loop's list
+                def keep(pieces: tuple[Piece, ...], data: Bytes, _: int) -> None:
                     copy = bytes_for(backend.device, slabs.take(len(data)).copy_(tensor_of(data)))
                     # Cut once and for all: a slice takes as long as a device's copy of a tenth of a megabyte.
                     kept.extend((part, copy[first:stop]) for first, stop, part in by_target(pieces))
 
                 disk.deliver(layer, expert, staging, keep)
-                self._pieces[layer, expert] = kept
+                return kept
+
+            for layer, expert in mine:
+                self._pieces[layer, expert] = tried_twice(layer, expert, partial(kept_of, layer, expert))
         finally:
             disk.close()
         self.mode: LinkMode | None = None if backend.device.type == "cpu" else LinkMode.PINNED
@@ -318,17 +340,7 @@ class _Reader:
             return self._backend.record()
 
     def _fetch(self, request: Request) -> None:
-        try:
-            self._deliver(request)
-        except CaeeError:
-            # One retry: a read that was cut short or failed once often succeeds; twice means damage.
-            try:
-                self._deliver(request)
-            except CaeeError as error:
-                raise RunError(
-                    f"fetching expert {request.expert} of MoE layer {request.layer} failed twice: {error.message}",
-                    hint=error.hint,
-                ) from error
+        tried_twice(request.layer, request.expert, partial(self._deliver, request))
 
     def _deliver(self, request: Request) -> None:
         deliver = partial(self._pool.write, request.slot)

@@ -67,6 +67,12 @@ def build_skeleton(folder: Path, *, dtype: torch.dtype) -> Skeleton:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
     except Exception as error:  # likewise
+        if "Unrecognized configuration class" in str(error):
+            raise CheckpointError(
+                f"the model family {family} is not supported: transformers builds no causal language model of it",
+                hint="models of images or speech and encoder-decoder models are not; use a text-only checkpoint of the "
+                "family where there is one",
+            ) from error
         raise CheckpointError(
             f"cannot build the {family} model of {folder}: {first_line(error)}",
             hint="is config.json complete, and is this a model that generates text?",
@@ -77,7 +83,7 @@ def build_skeleton(folder: Path, *, dtype: torch.dtype) -> Skeleton:
         raise CheckpointError(
             f"the model family {family} is not supported: it has no experts that take (hidden_states, top_k_index, "
             "top_k_weights) over fused parameters",
-            hint="is this a Mixture-of-Experts model? Supported are the families whose experts transformers fuses",
+            hint="supported are Mixture-of-Experts families whose experts transformers keeps in fused parameters",
         )
     experts = tuple(found.values())
     shapes = [_stacked_shapes(module) for module in experts]

@@ -8,6 +8,7 @@ from types import ModuleType
 
 import pytest
 import torch
+from transformers import AutoConfig
 
 from probes.errors import CheckpointError
 from runtime.demo import model_path
@@ -193,9 +194,17 @@ def test_tied_embeddings(checkpoint: Checkpoint, open_session: OpenSession, stoc
     assert_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("family", ["jetmoe", "llama4_text", "llama", "kimi_linear"])
+@pytest.mark.parametrize("family", ["jetmoe", "llama4_text", "llama", "kimi_linear", "longcat_flash"])
 def test_other_families_are_refused_by_name(checkpoint: Checkpoint, open_session: OpenSession, family: str) -> None:
     folder = checkpoint(family)
     with pytest.raises(CheckpointError, match=family) as caught:
         open_session(folder).run()
     assert caught.value.hint
+
+
+@pytest.mark.parametrize("family", ["nllb-moe", "switch_transformers", "qwen3_vl_moe", "aria"])
+def test_families_that_are_no_causal_language_models_are_refused_by_name(tmp_path: Path, family: str) -> None:
+    AutoConfig.for_model(family).save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError, match=f"{family} is not supported: .* no causal language model") as caught:
+        skeleton.build_skeleton(tmp_path, dtype=torch.float32)
+    assert "text-only" in str(caught.value.hint)

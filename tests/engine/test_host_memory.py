@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from probes.backend import TorchBackend
 from probes.disk import ALIGNMENT
+from probes.errors import DeviceError, RunError
 from runtime.experts import transfer
 from runtime.experts.index import Piece, index_experts
 from runtime.experts.memory import Bytes, Staging, tensor_of
@@ -43,6 +45,34 @@ def delivered(source: ExpertSource, staging: Staging | None, layer: int, expert:
 
     source.deliver(layer, expert, staging, take)
     return found
+
+
+def test_a_read_that_fails_once_while_loading_is_repeated(
+    checkpoint: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = index_experts(checkpoint("qwen3_moe"))
+    backend = CountingBackend()
+    every = [(layer, expert) for layer in range(len(index.reads)) for expert in range(index.num_experts)]
+    sound = HostSource(index, backend, every)
+    deliver, tried = DiskSource.deliver, set()
+
+    def fails_after_a_span(source: DiskSource, layer: int, expert: int, *rest: Any) -> None:
+        deliver(source, layer, expert, *rest)
+        if (layer, expert) not in tried:
+            tried.add((layer, expert))
+            raise DeviceError("no answer")
+
+    monkeypatch.setattr(DiskSource, "deliver", fails_after_a_span)
+    repeated = HostSource(index, backend, every)
+    assert len(tried) == len(every)
+    assert all(delivered(repeated, None, *each) == delivered(sound, None, *each) for each in every)
+
+    def fails(*_: object) -> None:
+        raise DeviceError("no answer")
+
+    monkeypatch.setattr(DiskSource, "deliver", fails)
+    with pytest.raises(RunError, match="fetching expert 0 of MoE layer 0 failed twice: no answer"):
+        HostSource(index, backend, every)
 
 
 @pytest.mark.parametrize("slab_bytes", [1, 30_000, SLAB_BYTES])
