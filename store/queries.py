@@ -92,6 +92,13 @@ def find(
     if exact or len(matches) == 1:
         return (exact or matches)[0]
     if not matches:
+        others = _read_entries(connection, _of(_ENTRIES, None, machine).where(begins)) if record_id else []
+        if others:
+            alone = "a simulation has a page of its own: give caee report its id alone"
+            raise StoreError(
+                f"{record_id!r} is the id of a {others[0].kind.value}, and a {wanted} is asked for",
+                hint=alone if others[0].kind is RecordKind.SIMULATION else "caee store list shows what is kept",
+            )
         raise StoreError(f"no {wanted}{of_machine} has the id {record_id!r}", hint="caee store list shows what is kept")
     named = ", ".join(entry.record_id for entry in matches[:5])
     raise StoreError(

@@ -151,8 +151,8 @@ def _busiest(run: RunRecord) -> str:
     if run.predicted and run.predicted.seconds_per_expert:
         cost = max(run.predicted.seconds_per_expert)
         text += (
-            f": at the calibrated {format_seconds(cost)} per expert, {format_seconds(after * cost)} of transfers "
-            f"in each step instead of {format_seconds(before * cost)}"
+            f": at the calibrated {format_seconds(cost)} per expert, a predicted {format_seconds(after * cost)} of "
+            f"transfers in each step instead of {format_seconds(before * cost)}"
         )
     return f"{text}."
 
@@ -210,4 +210,4 @@ def _limits(limit: StepLimit) -> str:
     )
     if limit.part == "fetch_wait":
         return f"{text}; with no fetch at all a step would still take {format_seconds(limit.floor_seconds)}."
-    return f"{text}; all remaining fetches together are {percent(limit.fetch_share)} of it."
+    return f"{text}; waiting for the remaining fetches was measured as {percent(limit.fetch_share)} of it."

@@ -94,8 +94,8 @@ def test_what_the_busiest_device_pays_is_fetches_and_calibrated_time(build: Modu
         predicted=replace(run.predicted, seconds_per_expert=(100e-6, 200e-6)),
     )
     assert (
-        "fetches 30.0 experts per step instead of 40.0 (−25.0 %): at the calibrated 200 µs per expert, 6.00 ms of "
-        "transfers in each step instead of 8.00 ms" in text_of(run)
+        "fetches 30.0 experts per step instead of 40.0 (−25.0 %): at the calibrated 200 µs per expert, a "
+        "predicted 6.00 ms of transfers in each step instead of 8.00 ms" in text_of(run)
     )
 
 

@@ -71,7 +71,7 @@ def test_the_beginning_of_an_id_is_enough_if_it_is_the_only_one(store: Store, re
 
 
 def test_a_kind_is_looked_for_among_its_own(full_store: Store) -> None:
-    with pytest.raises(StoreError, match="no calibration has the id 'probe-1'"):
+    with pytest.raises(StoreError, match="'probe-1' is the id of a probe, and a calibration is asked for"):
         full_store.calibration("probe-1")
 
 
