@@ -14,18 +14,21 @@ import tempfile
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import Connection
 from typing import Any
 
 from probes.errors import CaeeError, RunError
-from runtime.parallel import PeerLost
+from runtime.liveness import Patience, Watch, beating
+from runtime.parallel import WATCHED, PeerLost
 
 PRELOADED = ("transformers.modeling_utils", "transformers.conversion_mapping", "runtime.policy.fast")
 """What every rank needs beside its program; importing it starts no thread and touches no device."""
 
 LAUNCHER_CHECK_SECONDS = 1.0
+PATIENCE = Patience()
 LONGEST_SOCKET_FOLDER = 64
 """Of the 107 bytes that a socket's path may have, multiprocessing adds some 40 to the temporary folder's."""
 
@@ -43,11 +46,11 @@ def started_by_torchrun() -> bool:
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
-def launch(program: Callable[[Any], Any], argument: Any, *, processes: int) -> Any:
+def launch(program: Callable[[Any], Any], argument: Any, *, processes: int, patience: Patience = PATIENCE) -> Any:
     """Run ``program(argument)`` on ``processes`` ranks and return rank 0's value.
 
-    Raises the root cause of a failure (a rank's own error before another's complaint that a peer is gone), and
-    ``KeyboardInterrupt`` when the user stops it; the ranks have ended by then.
+    Raises the root cause of a failure (a rank's own error before another's complaint that a peer is gone; a rank that
+    hangs beyond ``patience``), and ``KeyboardInterrupt`` when the user stops it; the ranks have ended by then.
     """
     if processes == 1:
         return program(argument)
@@ -67,11 +70,13 @@ def launch(program: Callable[[Any], Any], argument: Any, *, processes: int) -> A
         monitor_interval=0.1,
         start_method="forkserver",
     )
+    watch = Watch(processes, patience)
     try:
         _start_server(program)
-        outcomes = elastic_launch(config, _guarded)(program, argument, os.getpid())
+        with watch:
+            outcomes = elastic_launch(config, _guarded)(program, argument, os.getpid(), watch.senders, patience)
     except ChildFailedError as error:
-        raise _died(error) from error
+        raise (watch.error or _died(error)) from error
     except (SignalException, KeyboardInterrupt) as error:
         _end_server()
         raise KeyboardInterrupt from error
@@ -130,13 +135,17 @@ def _end_without(launcher: int) -> None:
             os._exit(1)
 
 
-def _guarded(program: Callable[[Any], Any], argument: Any, launcher: int) -> Outcome:
+def _guarded(
+    program: Callable[[Any], Any], argument: Any, launcher: int, beats: Sequence[Connection], patience: Patience
+) -> Outcome:
+    os.environ[WATCHED] = "1"
     threading.Thread(target=_end_without, args=(launcher,), daemon=True).start()
     # From here on Ctrl-C ends a rank at once, which leaves the message to its parent.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     try:
-        return Outcome(value=program(argument))
+        with beating(beats[int(os.environ["LOCAL_RANK"])], patience):
+            return Outcome(value=program(argument))
     except CaeeError as error:
         return Outcome(error=error)
     except Exception as error:

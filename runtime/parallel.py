@@ -26,7 +26,8 @@ from runtime.interfaces import interface_towards
 from runtime.policy.types import Ints
 
 JOIN_TIMEOUT = datetime.timedelta(seconds=25)
-"""How long ranks wait for each other, when they join and in every exchange of a step, before they give up."""
+"""How long ranks wait for each other, when they join and in every exchange of a step, before they give up; in a step
+only where no launcher watches them."""
 
 JOIN_GRACE = datetime.timedelta(seconds=3)
 """How much longer joining may take before it is given up from outside."""
@@ -34,6 +35,10 @@ JOIN_GRACE = datetime.timedelta(seconds=3)
 LOAD_TIMEOUT = datetime.timedelta(minutes=30)
 """How long they wait where one may be slower than another by far: hosts load at the pace of their disks. A rank that
 ends is noticed at once all the same, by its closed connections."""
+
+WATCHED = "CAEE_RANKS_WATCHED"
+"""Set in the environment of ranks whose launcher ends them when one hangs (``runtime.liveness``): their steps may take
+as long as they take."""
 
 T = TypeVar("T")
 
@@ -61,19 +66,21 @@ class _Failure:
 class Ranks:
     """This process among all. With one rank every exchange is a no-op, and torch.distributed is not needed.
 
-    ``patient``: the process group of exchanges that may take long.
+    ``patient``: the process group of exchanges that may take long. ``steps``: that of the exchanges of a step, None for
+    torch's own.
     """
 
     rank: int
     world: int
     patient: Any = None
+    steps: Any = None
 
     def sum_(self, tensor: torch.Tensor) -> None:
         """Add ``tensor`` up over all ranks, in place. Raises ``RunError`` where a rank is gone."""
         if self.world == 1:
             return
         try:
-            dist.all_reduce(tensor)
+            dist.all_reduce(tensor, group=self.steps)
         except (RuntimeError, dist.DistBackendError) as error:
             raise _lost(error) from error
 
@@ -85,7 +92,7 @@ class Ranks:
         own = tensor.contiguous().view(torch.uint8)
         gathered = own.new_empty((self.world, *own.shape))
         try:
-            dist.all_gather(list(gathered.unbind()), own)
+            dist.all_gather(list(gathered.unbind()), own, group=self.steps)
         except (RuntimeError, dist.DistBackendError) as error:
             raise _lost(error) from error
         return gathered.flatten(0, 1).view(tensor.dtype)
@@ -137,7 +144,7 @@ class Ranks:
             return value
         box = [value]
         try:
-            dist.broadcast_object_list(box, src=0)
+            dist.broadcast_object_list(box, src=0, group=self.steps)
         except (RuntimeError, dist.DistBackendError) as error:
             raise _lost(error) from error
         return box[0]
@@ -154,19 +161,22 @@ def join(device_kind: str) -> Ranks:
     # gloo beside NCCL: objects and control flags travel over the CPU.
     backend = "gloo" if device_kind == "cpu" else f"cpu:gloo,{device_kind}:nccl"
 
-    def enter() -> Any:
+    def enter() -> tuple[Any, Any]:
         dist.init_process_group(backend, timeout=JOIN_TIMEOUT)
-        return dist.new_group(backend="gloo", timeout=LOAD_TIMEOUT)
+        patient = dist.new_group(backend="gloo", timeout=LOAD_TIMEOUT)
+        if WATCHED not in os.environ:
+            return patient, None
+        return patient, patient if device_kind == "cpu" else dist.new_group(backend=backend, timeout=LOAD_TIMEOUT)
 
     try:
-        patient = _within(JOIN_TIMEOUT + JOIN_GRACE, enter)
+        patient, steps = _within(JOIN_TIMEOUT + JOIN_GRACE, enter)
     except (RuntimeError, ValueError, dist.DistError) as error:
         raise RunError(
             f"this rank could not join the other {world - 1}: {first_line(error)}",
             hint="start all ranks within 25 s, with the same master address and a free port; between hosts, name the "
             "network interface with GLOO_SOCKET_IFNAME where there are several",
         ) from error
-    return Ranks(rank=dist.get_rank(), world=dist.get_world_size(), patient=patient)
+    return Ranks(rank=dist.get_rank(), world=dist.get_world_size(), patient=patient, steps=steps)
 
 
 def end_together(error: Exception, device_kind: str) -> None:
@@ -209,7 +219,8 @@ def leave(ranks: Ranks) -> None:
 
 
 def _lost(error: BaseException) -> PeerLost:
-    return PeerLost(
-        f"an exchange between the ranks failed: {first_line(error)[:200]}",
-        hint="another rank probably ended; its own message says why",
-    )
+    reason = first_line(error)[:200]
+    hint = "another rank probably ended; its own message says why"
+    if "timed out" in reason.lower():
+        hint = "another rank hangs, or its host does: look there (dmesg; py-spy dump --pid of the rank's process)"
+    return PeerLost(f"an exchange between the ranks failed: {reason}", hint=hint)
