@@ -203,7 +203,7 @@ def test_a_load_that_no_token_could_make_is_capped_and_said() -> None:
     meta = TraceMeta(model=None, num_experts=4, top_k=2, layer_numbers=(0,))
     profile = LoadProfile(meta=meta, counts_LN=np.array([[90.0, 4, 3, 3]]), tokens=None)
     source = synthesise(Source(sticky_trace(sequences=2, length=20)), profile, SynthOptions(tokens=3000, sequences=60))
-    assert any("1 expert loads above one choice per token" in note for note in source.notes)
+    assert any("1 expert load above one choice per token was capped" in note for note in source.notes)
     trace = join(list(source.chunks()))
     reached = np.bincount(trace.ids_TLK.ravel(), minlength=4) / 3000
     assert reached == pytest.approx([1, 0.4, 0.3, 0.3], abs=0.15)
