@@ -298,23 +298,19 @@ class ExpertExecution:
     ) -> Tokens:
         found = self._routers[layer].scores(top_k_index, top_k_weights)
         if found is None:
-            given_TK = np.where(own_TK >= 0, as_float64(top_k_weights), 0.0)
-            return Tokens(
-                topk_ids_TK=own_TK,
-                gates_TK=given_TK,
-                scores_TN=None,
-                selection_scores_TN=None,
-                token_mask_T=context.real_T,
-            )
-        scores, selection = found
-        scores_TN = as_float64(scores)
-        gates_TK = np.empty(own_TK.shape)
-        slot_kernels.gather(scores_TN, own_TK, gates_TK)
+            scores_TN = selection_TN = None
+            gates_TK = np.where(own_TK >= 0, as_float64(top_k_weights), 0.0)
+        else:
+            scores, selection = found
+            scores_TN = as_float64(scores)
+            selection_TN = scores_TN if selection is scores else as_float64(selection)
+            gates_TK = np.empty(own_TK.shape)
+            slot_kernels.gather(scores_TN, own_TK, gates_TK)
         return Tokens(
             topk_ids_TK=own_TK,
             gates_TK=gates_TK,
             scores_TN=scores_TN,
-            selection_scores_TN=scores_TN if selection is scores else as_float64(selection),
+            selection_scores_TN=selection_TN,
             token_mask_T=context.real_T,
         )
 

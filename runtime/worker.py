@@ -302,7 +302,8 @@ class RankSession:
         """A new policy, with the model's own way of weighing where ``spec`` names none; known after a first pass."""
         rule = self.execution.weight_rule()
         if not rule.is_known:
-            refuse_without_scores(spec, self.execution.top_k, f"the router of {self.loaded.family}")
+            hint = "choose another policy; caee, importance and budget work with these weights"
+            refuse_without_scores(spec, self.execution.top_k, f"the router of {self.loaded.family}", hint)
         return make_policy(
             replace(
                 spec,

@@ -226,7 +226,12 @@ def resolve(spec: PolicySpec, *, offloading: bool) -> PolicySpec:
     )
 
 
-def refuse_without_scores(spec: PolicySpec, top_k: int, source: str = "the trace") -> None:
+def refuse_without_scores(
+    spec: PolicySpec,
+    top_k: int,
+    source: str = "the trace",
+    hint: str = "record a trace with full scores, or leave this policy out",
+) -> None:
     """Raise ``UsageError`` when ``spec`` cannot work on a ``source`` that has only the ``top_k`` chosen weights."""
     reason = None
     if POLICIES[spec.name].needs_scores:
@@ -236,9 +241,7 @@ def refuse_without_scores(spec: PolicySpec, top_k: int, source: str = "the trace
     if reason:
         raise UsageError(
             f"policy {spec.name} needs full scores, and {source} has only the weights of the chosen experts: {reason}",
-            hint="record a trace with full scores, or leave this policy out"
-            if source == "the trace"
-            else "choose another policy; caee, importance and budget work with these weights",
+            hint=hint,
         )
 
 
