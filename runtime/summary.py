@@ -12,22 +12,15 @@ from probes.records import Fingerprint
 from probes.text import plural, verb
 from runtime.cache import parse_cache
 from runtime.options import RunOptions
+from runtime.pairs import remarks
 from runtime.passes import gains, layer_costs, pass_statistics, prediction, step_series
 from runtime.policy.spec import policy_as_mapping
 from runtime.policy.types import PolicySpec
 from runtime.predict import measure_costs
 from runtime.worker import RankReport
-from store.records import (
-    FEWEST_PAIRS,
-    BrakeStatistics,
-    PolicyChoice,
-    RunRecord,
-    SampleText,
-    Workload,
-)
+from store.records import BrakeStatistics, PolicyChoice, RunRecord, SampleText, Workload
 
 SAMPLE_TEXTS = 4
-TOO_FEW_PAIRS = f"fewer than {FEWEST_PAIRS} pairs: no interval of the gain is given, and nothing is called a gain"
 
 
 def run_record(options: RunOptions, report: RankReport, fingerprint: Fingerprint, model_name: str) -> RunRecord:
@@ -132,15 +125,9 @@ def _workload(options: RunOptions, report: RankReport, pairs: int) -> Workload:
 
 
 def _warnings(options: RunOptions, report: RankReport) -> tuple[str, ...]:
-    found = list(options.notes)
-    if len(report.baseline[0]) < FEWEST_PAIRS:
-        found.append(TOO_FEW_PAIRS)
+    found = [*options.notes, *remarks(options, report)]
     if options.data_parallel and len(report.devices) > 1:
         found.append("data-parallel: each device computed the dense layers of its own share of the sequences")
-    if options.cache_experts is not None and options.cache_experts > report.experts_per_device:
-        found.append(f"--cache-experts {options.cache_experts}: a device holds {report.experts_per_device}, all cached")
-    if report.read_reason is not None and options.tier == "disk":
-        found.append(f"reads were not direct ({report.read_reason}): the page cache may hide the cost of fetches")
     if not report.scores_known:
         found.append(
             f"how the router of {report.family} makes its weights is not known: they alone say what an expert "

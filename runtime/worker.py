@@ -8,15 +8,14 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
-import pickle
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from probes.backend import TorchBackend
 from probes.errors import InputError
-from probes.files import written_whole
 from probes.records import Device
 from runtime.cache import CacheBook, CacheSnapshot, parse_cache
 from runtime.cost import CostTable, cost_table
@@ -32,6 +31,7 @@ from runtime.models.config import context_limit, read_config_file
 from runtime.models.load import LoadedModel, load_without_experts, resolve_dtype
 from runtime.models.skeleton import build_skeleton, read_config
 from runtime.options import RunOptions
+from runtime.pairs import PassesOfRanks, how_many_pairs, measure_pairs
 from runtime.parallel import Ranks, join, leave
 from runtime.policy.guard import Brake
 from runtime.policy.knob import knob_of, turned
@@ -56,11 +56,9 @@ from runtime.workload import check_context, cut_prompts, held_out_passages
 from store.records import PolicySearch, Quality, Roofline, TaskResult
 
 Batches = list[list[list[int]]]
-PassesOfRanks = list[list[PassRecord]]
-"""By pair, then by rank."""
 
-PAIRS = (5, 24)
-"""Fewest and most interleaved pairs when their number follows from the time."""
+FEWEST_TIMED_PAIRS = 5
+"""When the number of interleaved pairs follows from the time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +85,8 @@ class RankReport:
     batch_size: int
     policy: PolicySpec
     costs: CostTable | None
-    baseline: list[list[PassRecord]]
-    treated: list[list[PassRecord]]
+    baseline: PassesOfRanks
+    treated: PassesOfRanks
     quality: Quality | None
     roofline: Roofline | None
     quality_brake: Brake | None
@@ -196,20 +194,16 @@ class RankSession:
         self.release_brake()
         pairs = self._pairs(warm)
         self.progress.expect(2 * pairs + -(-len(held_out) // self.options.batch_size))
-        baseline: PassesOfRanks = []
-        treated: PassesOfRanks = []
-        for pair in range(pairs):
-            batch = batches[pair % len(batches)]
-            # The order within a pair alternates, so that drift does not look like an effect.
-            order = ((baseline, self.router), (treated, policy))
-            for records, chosen in order if pair % 2 == 0 else order[::-1]:
-                self.execution.restore(snapshot)
-                self.model.signals.begin_pass("baseline" if records is baseline else "policy")
-                records.append(self.ranks.gather(self.run_pass(batch, chosen)))
-                self.progress.advance()
-            self._keep(batches, policy, baseline, treated)
+
+        def run_pass(pair: int, with_policy: bool) -> PassRecord:
+            self.execution.restore(snapshot)
+            self.model.signals.begin_pass("policy" if with_policy else "baseline")
+            return self.run_pass(batches[pair % len(batches)], policy if with_policy else self.router)
+
+        reported = partial(self._report, batches, policy)
+        passes = measure_pairs(self, pairs, run_pass, reported)
         self.execution.restore(snapshot)
-        report = self._report(batches, policy, baseline, treated)
+        report = reported(*passes)
         self.release_brake()  # what quality is does not depend on how many passes there were
         quality = self._quality(held_out, policy)
         report = replace(report, quality=quality, quality_brake=self.execution.brake)
@@ -241,12 +235,6 @@ class RankSession:
             memory_bytes_per_s=memory,
         )
 
-    def _keep(self, batches: Batches, policy: Policy, baseline: PassesOfRanks, treated: PassesOfRanks) -> None:
-        """What is complete so far survives an interruption."""
-        if self.options.partial_file is not None and self.ranks.rank == 0:
-            with written_whole(self.options.partial_file, force=True) as stream:
-                pickle.dump(self._report(batches, policy, baseline, treated), stream)
-
     def _report(self, batches: Batches, policy: Policy, baseline: PassesOfRanks, treated: PassesOfRanks) -> RankReport:
         decode = self.loaded.tokenizer.decode
         return RankReport(
@@ -266,8 +254,8 @@ class RankSession:
             batch_size=len(batches[0]),
             policy=policy.spec,
             costs=self.costs,
-            baseline=[list(passes) for passes in zip(*baseline, strict=True)],
-            treated=[list(passes) for passes in zip(*treated, strict=True)],
+            baseline=baseline,
+            treated=treated,
             quality=None,
             roofline=None,
             quality_brake=None,
@@ -349,13 +337,10 @@ class RankSession:
         )
 
     def _pairs(self, warm: PassRecord) -> int:
-        if self.options.pairs is not None:
-            return self.options.pairs
         # The first steps of all are slower than any other.
         step = float(np.median([step.seconds for step in warm.decode_steps()]))
         seconds = (warm.ttft_seconds or 0.0) + step * (self.options.max_new_tokens - 1)
-        pairs = min(max(int(self.options.seconds_for_pairs / (2 * seconds)), PAIRS[0]), PAIRS[1])
-        return int(self.ranks.from_first(pairs))
+        return how_many_pairs(self, seconds, fewest=FEWEST_TIMED_PAIRS)
 
     def _held_out(self) -> tuple[list[list[int]], list[list[int]]]:
         """Passages to measure quality on, and others to search on; none without a text or without a search."""

@@ -12,13 +12,14 @@ from probes.text import plural, verb
 from probes.units import format_size
 from runtime.cache import parse_cache
 from runtime.cost import uniform_costs
+from runtime.pairs import remarks
 from runtime.passes import gains, layer_costs, pass_statistics, prediction, step_series
-from runtime.policy.spec import policy_as_mapping, resolve
+from runtime.policy.spec import resolve
 from runtime.predict import StepCosts, measure_costs
-from runtime.summary import TOO_FEW_PAIRS
+from runtime.summary import policy_choice
 from runtime.tracerun.options import TraceRunOptions
 from runtime.tracerun.session import TraceRunReport
-from store.records import FEWEST_PAIRS, PolicyChoice, Replay, RunRecord, Workload
+from store.records import Replay, RunRecord, Workload
 
 
 def trace_run_record(
@@ -41,7 +42,7 @@ def trace_run_record(
         model_family=options.shape.model_type or "unknown",
         devices=report.devices,
         tier=options.tier,
-        policy=_choice(options),
+        policy=policy_choice(resolve(options.policy, offloading=options.offloading)),
         workload=_workload(options, report),
         fingerprint=fingerprint,
         calibration_id=calibration_id,
@@ -59,14 +60,6 @@ def trace_run_record(
     )
 
 
-def _choice(options: TraceRunOptions) -> PolicyChoice:
-    mapping = policy_as_mapping(resolve(options.policy, offloading=options.offloading))
-    return PolicyChoice(
-        name=options.policy.name,
-        parameters={key: value for key, value in mapping.items() if key != "name" and value is not None},
-    )
-
-
 def _workload(options: TraceRunOptions, report: TraceRunReport) -> Workload:
     traffic, shape = options.traffic, options.shape
     return Workload(
@@ -78,7 +71,7 @@ def _workload(options: TraceRunOptions, report: TraceRunReport) -> Workload:
         dtype=report.dtype,
         cache=str(parse_cache(options.cache)),
         cache_experts=report.cache_experts,
-        experts_per_device=report.own_experts,
+        experts_per_device=report.experts_per_device,
         top_k=shape.top_k,
         num_experts=shape.num_experts,
         moe_layers=options.layers,
@@ -105,17 +98,10 @@ def _replay(options: TraceRunOptions, report: TraceRunReport, measured: StepCost
 
 
 def _warnings(options: TraceRunOptions, report: TraceRunReport) -> tuple[str, ...]:
-    found = [*options.notes, *options.traffic.notes]
-    pairs = len(report.baseline[0])
-    if pairs < FEWEST_PAIRS:
-        found.append(TOO_FEW_PAIRS)
-    if options.cache_experts is not None and options.cache_experts > report.own_experts:
-        found.append(f"--cache-experts {options.cache_experts}: a device holds {report.own_experts}, all cached")
-    if report.read_reason is not None and options.tier == "disk":
-        found.append(f"reads were not direct ({report.read_reason}): the page cache may hide the cost of fetches")
-    if report.distinct_experts < report.own_experts:
+    found = [*options.notes, *options.traffic.notes, *remarks(options, report)]
+    if report.distinct_experts < report.experts_per_device:
         found.append(
-            f"{report.distinct_experts} of {plural(report.own_experts, 'expert')} per device "
+            f"{report.distinct_experts} of {plural(report.experts_per_device, 'expert')} per device "
             f"{verb(report.distinct_experts, 'has', 'have')} bytes of their own "
             f"({format_size(report.distinct_experts * report.expert_bytes)}); the others share them"
         )

@@ -8,9 +8,7 @@ bytes), then what the caches hold by then is fetched, and the clock starts.
 from __future__ import annotations
 
 import os
-import pickle
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,7 +16,6 @@ import torch
 
 from probes.backend import TorchBackend
 from probes.errors import RunError
-from probes.files import written_whole
 from probes.limits import memory_available_bytes
 from probes.records import Device
 from probes.units import format_size
@@ -26,6 +23,7 @@ from runtime.cache import CacheBook, parse_cache
 from runtime.cost import CostTable, uniform_costs
 from runtime.experts.transfer import PART_BYTES, ExpertSource, Request, TransferEngine, most_staging_bytes
 from runtime.layout import UNKNOWN_SECONDS, lay_out, most_experts
+from runtime.pairs import PassesOfRanks, how_many_pairs, measure_pairs
 from runtime.parallel import Ranks, join, leave
 from runtime.policy.spec import parse_policy, resolve
 from runtime.policy.types import PolicySpec
@@ -46,11 +44,8 @@ from runtime.tracerun.kernel import STORED_DTYPES, BytePool, ExpertWeights, slot
 from runtime.tracerun.options import TraceRunOptions
 from runtime.tracerun.sources import MemorySource, ScratchSource, Units, disk_room, how_many_units, memory_room
 
-PassesOfRanks = list[list[PassRecord]]
-"""By pair, then by rank."""
-
-PAIRS = (3, 24)
-"""Fewest and most interleaved pairs when their number follows from the time."""
+FEWEST_TIMED_PAIRS = 3
+"""When the number of interleaved pairs follows from the time."""
 DRAIN_SECONDS = (0.25, 2.0)
 """A disk that was at rest is read for as long as it rested, within these bounds, before a pass is timed: one that is
 throttled by credit gained some meanwhile."""
@@ -61,14 +56,14 @@ CHECKED_SLOTS = 64
 class TraceRunReport:
     """What rank 0 brings home. ``baseline`` and ``treated``: by rank, then by pair.
 
-    ``distinct_experts`` of ``own_experts``: stand-ins of the rank that has fewest of them. ``checked_experts``: whose
-    bytes in the slots were compared with what was stored.
+    ``distinct_experts`` of ``experts_per_device``: stand-ins of the rank that has fewest of them. ``checked_experts``:
+    whose bytes in the slots were compared with what was stored.
     """
 
     devices: tuple[Device, ...]
     expert_bytes: int
     cache_experts: int
-    own_experts: int
+    experts_per_device: int
     distinct_experts: int
     checked_experts: int
     read_mode: str | None
@@ -76,8 +71,8 @@ class TraceRunReport:
     dtype: str
     multiplies: str
     costs: CostTable | None
-    baseline: list[list[PassRecord]]
-    treated: list[list[PassRecord]]
+    baseline: PassesOfRanks
+    treated: PassesOfRanks
 
 
 def run_trace_rank(options: TraceRunOptions) -> TraceRunReport:
@@ -154,18 +149,15 @@ class TraceRunSession:
         self.run_pass(self.policy, steps=1)
         begin, few = time.perf_counter(), max(1, steps // 4)
         warm = self.run_pass(self.router, steps=few)
-        pairs = self._pairs(time.perf_counter() - begin + warm.tpot_seconds * (steps - few))
+        seconds = time.perf_counter() - begin + warm.tpot_seconds * (steps - few)
+        pairs = how_many_pairs(self, seconds, fewest=FEWEST_TIMED_PAIRS)
         self.progress.expect(2 * pairs)
-        baseline: PassesOfRanks = []
-        treated: PassesOfRanks = []
-        for pair in range(pairs):
-            # The order within a pair alternates, so that drift does not look like an effect.
-            order = ((baseline, self.router), (treated, self.policy))
-            for records, chosen in order if pair % 2 == 0 else order[::-1]:
-                records.append(self.ranks.gather(self.run_pass(chosen)))
-                self.progress.advance()
-            self._keep(baseline, treated)
-        return self._report(baseline, treated, checked=min(self.ranks.gather(self.check_bytes())))
+
+        def run_pass(_: int, with_policy: bool) -> PassRecord:
+            return self.run_pass(self.policy if with_policy else self.router)
+
+        report = self._report(*measure_pairs(self, pairs, run_pass, self._report))
+        return replace(report, checked_experts=min(self.ranks.gather(self.check_bytes())))
 
     def run_pass(self, chosen: PolicySpec, *, steps: int | None = None) -> PassRecord:
         """The warm-up on paper, then ``steps`` measured ones (default: all)."""
@@ -288,36 +280,20 @@ class TraceRunSession:
             number += 1
         self.ranks.barrier()
 
-    def _pairs(self, seconds: float) -> int:
-        """``seconds``: of a pass and what comes before it."""
-        if self.options.pairs is not None:
-            return self.options.pairs
-        pairs = min(max(int(self.options.seconds_for_pairs / (2 * seconds)), PAIRS[0]), PAIRS[1])
-        return int(self.ranks.from_first(pairs))
-
-    def _keep(self, baseline: PassesOfRanks, treated: PassesOfRanks) -> None:
-        """What is complete so far survives an interruption."""
-        if self.options.partial_file is not None and self.ranks.rank == 0:
-            with written_whole(self.options.partial_file, force=True) as stream:
-                pickle.dump(self._report(baseline, treated, checked=0), stream)
-
-    def _report(self, baseline: PassesOfRanks, treated: PassesOfRanks, *, checked: int) -> TraceRunReport:
+    def _report(self, baseline: PassesOfRanks, treated: PassesOfRanks) -> TraceRunReport:
+        """Before any bytes are checked."""
         return TraceRunReport(
             devices=self.devices,
             expert_bytes=self.options.shape.expert_bytes,
             cache_experts=self.layout.cache_slots,
-            own_experts=most_experts(self.layout.placement_N) * self.options.layers,
+            experts_per_device=most_experts(self.layout.placement_N) * self.options.layers,
             distinct_experts=self.units.count,
-            checked_experts=checked,
+            checked_experts=0,
             read_mode=None if self.source.mode is None else str(self.source.mode),
             read_reason=self.source.reason,
             dtype=str(self.dtype).removeprefix("torch."),
             multiplies=self.weights.multiplies,
             costs=self.costs,
-            baseline=_by_rank(baseline),
-            treated=_by_rank(treated),
+            baseline=baseline,
+            treated=treated,
         )
-
-
-def _by_rank(passes: Sequence[Sequence[PassRecord]]) -> list[list[PassRecord]]:
-    return [list(records) for records in zip(*passes, strict=True)]

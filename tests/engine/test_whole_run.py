@@ -114,6 +114,19 @@ def test_the_record_adds_up(record: RunRecord) -> None:
     assert record.samples[0].prompt == TEXT[:9]
 
 
+def test_what_is_not_as_asked_is_said(
+    checkpoint: Checkpoint, open_session: OpenSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("probes.disk._open_direct", lambda path: (-1, "refused"))
+    folder = checkpoint("qwen3_moe", top_k=4)
+    session = open_session(folder, pairs=2, cache_experts=99, max_new_tokens=2)
+    options = session.options
+    warnings = run_record(options, session.run(), take_fingerprint(options.devices, folder), "a tiny model").warnings
+    assert [each for each in warnings if each.startswith("fewer than 3 pairs")]
+    assert "--cache-experts 99: a device holds 16, all cached" in warnings
+    assert [each for each in warnings if each.startswith("reads were not direct (refused)")]
+
+
 def test_costs_before_and_after_are_fetches_times_seconds(record: RunRecord) -> None:
     assert len(record.layers) == 2
     for layer in record.layers:

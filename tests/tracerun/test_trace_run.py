@@ -183,7 +183,7 @@ def test_slots_hold_the_bytes_of_their_experts(
     monkeypatch.setattr("runtime.tracerun.session.memory_room", lambda taken, ranks: 5 * size)
     session = open_session(make_options(storage=storage, tier=tier, cache_experts=9))
     report = session.run()
-    assert (report.distinct_experts, report.own_experts, report.checked_experts) == (5, 36, 9)
+    assert (report.distinct_experts, report.experts_per_device, report.checked_experts) == (5, 36, 9)
     held = session.execution.held()
     assert len({(layer, expert) for _, layer, expert in held}) == 9
     for slot, layer, expert in held:
