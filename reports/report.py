@@ -12,6 +12,7 @@ from typing import Any
 
 from probes.errors import InputError, StoreError, UsageError
 from probes.files import written_whole
+from probes.text import plural
 from reports.info.comparison import ComparisonInfo, comparison_info
 from reports.info.earlier import without_rough_intervals
 from reports.info.run import RunInfo, run_info
@@ -46,12 +47,14 @@ class Format(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What will be written: the numbers of runs or of a simulation, and the page made of them."""
+    """What will be written: the numbers of runs or of a simulation, and the page made of them. ``notes``: what whoever
+    asked for it should know, and its reader need not."""
 
     page: Page
     runs: tuple[RunInfo, ...] = ()
     comparison: ComparisonInfo | None = None
     simulation: SimulationInfo | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def record_ids(self) -> tuple[str, ...]:
@@ -101,10 +104,11 @@ def make_report(
         return Report(page=simulation_content(simulation), simulation=simulation)
     records = _runs(store, record_ids, last)
     infos = _infos(store, records, progress)
+    notes = _fewer(len(records), last)
     if len(records) == 1:
-        return Report(page=run_page(infos[0]), runs=infos)
+        return Report(page=run_page(infos[0]), runs=infos, notes=notes)
     comparison = comparison_info(records, allow_unlike_hosts=allow_unlike_hosts)
-    return Report(page=comparison_page(comparison, infos), runs=infos, comparison=comparison)
+    return Report(page=comparison_page(comparison, infos), runs=infos, comparison=comparison, notes=notes)
 
 
 def files_of(report: Report, output_format: Format, output: Path | None) -> tuple[Path, ...]:
@@ -155,6 +159,12 @@ def _runs(store: Store, run_ids: Sequence[str], last: int | None) -> tuple[RunRe
         return (without_rough_intervals(store.run()),)
     # The oldest first: later runs are read against earlier ones.
     return tuple(map(without_rough_intervals, reversed(store.runs(last)))) or (store.run(),)
+
+
+def _fewer(found: int, last: int | None) -> tuple[str, ...]:
+    if last is None or found >= last:
+        return ()
+    return (f"--last {last} asks for {plural(last, 'run')}, and the store has {found}: the page shows {found}",)
 
 
 def _infos(store: Store, runs: Sequence[RunRecord], progress: Progress) -> tuple[RunInfo, ...]:

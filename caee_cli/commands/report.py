@@ -42,7 +42,7 @@ def command(
         for file in files_of(report, chosen, output):
             refuse_overwriting(file, store=store)
         written = write_report(report, chosen, output, force=force)
-    for warning in report.page.warnings:
+    for warning in (*report.notes, *report.page.warnings):
         warn(warning)
     if as_json:
         emit_json(report.document() | {"written": str(written.path)})

@@ -120,6 +120,19 @@ def test_several_runs_side_by_side(kept: Path, capsys: pytest.CaptureFixture[str
     assert (kept / "caee-report-run-0002-run-0001.html").is_file()
 
 
+@pytest.mark.parametrize("last", [1, 2, 3, 9])
+def test_fewer_runs_than_were_asked_for_are_said(kept: Path, last: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """To who asks, not on the page; with one run in the store, too."""
+    for there in (2, 1):
+        assert run_app(["report", "--last", str(last), "-o", "page.html", "--force"]) == 0
+        said = f"--last {last} asks for {last} runs, and the store has {there}"
+        assert (said in capsys.readouterr().err) == (last > there)
+        assert "--last" not in (kept / "page.html").read_text().partition('id="data"')[0]
+        with open_store(str(kept / "caee.db")) as store:
+            if there == 2:
+                store.delete("run-0002", force=True)
+
+
 def test_a_stored_simulation_is_reported_by_its_id(
     build: ModuleType, kept: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
