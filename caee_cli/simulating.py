@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from probes.records import Calibration
+    from runtime.models.config import MoeShape
     from runtime.simulate.machine import MachineRequest
     from runtime.simulate.scenario import Scenario
     from store.session import Store
@@ -18,11 +22,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationRequest:
-    """The command's options, parsed."""
+    """The command's options, parsed. ``model``: the shape of the model whose experts give the times, where it is
+    known."""
 
     trace: Path
     scenario: Scenario
     machine: MachineRequest
+    model: MoeShape | None
     layers: int | None
     num_experts: int | None
     load_profile: Path | None
@@ -61,7 +67,7 @@ def request_of(
     if expert_bytes is not None and model is not None:
         raise UsageError("--expert-bytes and --model both give the experts' size", hint="give one of them")
     size = None if expert_bytes is None else parse_size(expert_bytes)
-    shape = None
+    described, shape = None, None
     if model is not None:
         described = read_moe_shape(config_path(model))
         size, shape = described.expert_bytes, expert_shape(described)
@@ -74,6 +80,7 @@ def request_of(
         machine=MachineRequest(
             seconds_per_expert=_times(seconds_per_expert), expert_bytes=size, shape=shape, **machine
         ),
+        model=described,
         layers=layers,
         num_experts=num_experts,
         load_profile=load_profile,
@@ -83,13 +90,16 @@ def request_of(
 
 
 def simulate_and_store(request: SimulationRequest, store: Store) -> dict[str, Any]:
-    """The document of the simulation, which is kept; after Ctrl-C it covers the steps that were complete."""
+    """The document of the simulation, which is kept; after Ctrl-C it covers the steps that were complete.
+
+    Raises ``UsageError`` where the machine is neither a profile nor a calibration.
+    """
     from probes.ids import new_id, now
     from runtime.simulate.document import simulation_document
     from runtime.simulate.machine import machine_for
     from runtime.simulate.run import simulate
     from runtime.simulate.scenario import make_plan
-    from runtime.simulate.source import open_for_replay, read_loads
+    from runtime.simulate.source import model_notes, open_for_replay, read_loads
     from runtime.trace.importers.formats import ImportOptions, check_asked
     from runtime.trace.layers import FirstLayers
 
@@ -105,7 +115,7 @@ def simulate_and_store(request: SimulationRequest, store: Store) -> dict[str, An
         plan = make_plan(
             request.scenario,
             source,
-            lambda tier: machine_for(request.machine, store.calibration, tier, experts=experts),
+            lambda tier: machine_for(request.machine, partial(_calibration, store), tier, experts=experts),
             loads,
         )
         with _progress("replaying", request.trace) as replaying, _Stopping() as stopping:
@@ -124,8 +134,9 @@ def simulate_and_store(request: SimulationRequest, store: Store) -> dict[str, An
                 progress=progress,
                 stop=lambda: stopping.asked,
             )
+        unlike = () if request.model is None else model_notes(request.model, whole.meta)
     document = simulation_document(
-        simulation,
+        dataclasses.replace(simulation, notes=(*unlike, *simulation.notes)),
         simulation_id=new_id(),
         created_at=now(),
         trace=str(request.trace),
@@ -135,10 +146,26 @@ def simulate_and_store(request: SimulationRequest, store: Store) -> dict[str, An
     return document
 
 
+def _calibration(store: Store, machine: str) -> Calibration:
+    """The stored calibration; whatever else ``machine`` may be is a ``UsageError`` that says what it can be."""
+    from probes.errors import StoreError, UsageError
+    from runtime.profiles import machine_choices
+    from store.entries import RecordKind
+
+    try:
+        return store.calibration(machine)
+    except StoreError as error:
+        named = [entry for entry in store.entries() if machine and entry.record_id.startswith(machine)]
+        if any(entry.kind is RecordKind.CALIBRATION for entry in named):
+            raise
+        unknown = f"--machine {machine!r} is neither a profile nor the id of a calibration"
+        raise UsageError(error.message if named else unknown, hint=machine_choices("" if named else machine)) from error
+
+
 def finish(document: dict[str, Any], request: SimulationRequest, location: str, *, as_json: bool) -> None:
     """Write the page, print the result, say where in the store at ``location`` it is. Raises ``Interrupted`` if the
     replay was stopped."""
-    from caee_cli.output import emit_json, note, show
+    from caee_cli.output import emit_json, note, show, warn
     from probes.errors import Interrupted
     from probes.files import written_whole
     from reports.simulation import simulation_page, simulation_tables
@@ -149,15 +176,18 @@ def finish(document: dict[str, Any], request: SimulationRequest, location: str, 
         note(f"Wrote {request.output}")
     if as_json:
         emit_json(document)
+        for remark in document["notes"]:
+            warn(remark)
     else:
         show(*simulation_tables(document))
+    kept = document["simulation_id"]
     if document["interrupted"]:
         raise Interrupted(
             f"interrupted; {document['policies'][0]['steps']} of "
             f"{document['trace']['planned_steps'] - document['trace']['warmup_steps']} steps complete, and kept as "
-            f"simulation {document['simulation_id']}"
+            f"simulation {kept}",
+            hint=f"`caee report {kept}` makes a page of them",
         )
-    kept = document["simulation_id"]
     note(f"Stored simulation {kept} in {location}; `caee report {kept}` makes a page of it.")
 
 

@@ -6,6 +6,7 @@ rate (PCI-SIG: 32, 64 and 128 GB/s one way for generations 4, 5 and 6).
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 
 from probes.errors import UsageError
@@ -56,6 +57,13 @@ PROFILES: dict[str, MachineProfile] = {
 }
 
 
+def machine_choices(name: str) -> str:
+    """A hint for a machine that is not known: the profiles most like ``name``, then what there is."""
+    close = difflib.get_close_matches(name.lower(), PROFILES, n=2)
+    meant = f"did you mean {' or '.join(close)}? " if close else ""
+    return f"{meant}profiles: {', '.join(PROFILES)}; or the id of a calibration (caee store list)"
+
+
 def profile_costs(name: str, tier: str, devices: int, expert_bytes: int) -> CostTable:
     """Seconds to move an expert at the data sheet's rate (α = 1, β = 0): a bound, not a prediction.
 
@@ -63,7 +71,7 @@ def profile_costs(name: str, tier: str, devices: int, expert_bytes: int) -> Cost
     """
     profile = PROFILES.get(name)
     if profile is None:
-        raise UsageError(f"unknown machine profile {name!r}", hint=f"known profiles: {', '.join(PROFILES)}")
+        raise UsageError(f"unknown machine profile {name!r}", hint=machine_choices(name))
     if tier == "disk":
         raise UsageError(
             f"profile {name} says nothing of disks",

@@ -118,7 +118,7 @@ def plan(source: TraceSource, index: TraceIndex, batch_size: int | None, *, most
             in_order=index.steps_in_order,
         )
     if batch_size < 1:
-        raise UsageError(f"batch size {batch_size} is below 1")
+        raise UsageError(f"batch size {batch_size} is below 1", hint="use --batch-size 1 or more, or recorded")
     segments, steps = _fill_slots(index.decode_tokens_S, batch_size)
     steps = _at_most(steps, most_steps)
     return Batching(
@@ -188,7 +188,9 @@ class _Supply:
         while self._ready[sequence] < count:
             chunk = next(self._chunks, None)
             if chunk is None:
-                raise TraceError("the trace became shorter while it was read")
+                raise TraceError(
+                    "the trace became shorter while it was read", hint="replay it once nothing writes to it any more"
+                )
             self._hold(chunk)
         self._ready[sequence] -= count
         taken = []

@@ -20,6 +20,7 @@ MOST_DEVICES = 4096
 """Ten times the largest expert parallelism in use; time and memory of a replay grow with the devices."""
 
 LONGEST_SECONDS = 1e6
+TIMES = "such as 412us, 0.4ms or 0.002"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,10 @@ class MachineRequest:
         if self.overlap and self.staged:
             raise UsageError("--overlap and --staged are two ways for compute to run", hint="give one of them")
         if self.devices is not None and not 1 <= self.devices <= MOST_DEVICES:
-            raise UsageError(f"--devices {self.devices} is not between 1 and {MOST_DEVICES}")
+            raise UsageError(
+                f"--devices {self.devices} is not between 1 and {MOST_DEVICES}",
+                hint="leave it out for as many as were calibrated, else 8",
+            )
         for name in ("expert_compute_seconds", "dense_seconds"):
             _check_seconds(name, getattr(self, name))
         for seconds in self.seconds_per_expert:
@@ -89,7 +93,10 @@ def _costs(
         given = request.seconds_per_expert
         devices = request.devices or (len(given) if len(given) > 1 else default)
         if len(given) not in (1, devices):
-            raise UsageError(f"{len(given)} values of --seconds-per-expert do not fit {devices} devices")
+            raise UsageError(
+                f"{len(given)} values of --seconds-per-expert do not fit {devices} devices",
+                hint=f"give one for all devices, or {devices} with commas between them",
+            )
         if len(given) == 1:
             return uniform_costs(given[0], devices), "seconds per expert as given"
         return CostTable(seconds_per_expert=given, groups=NO_GROUPS), "seconds per expert as given"
@@ -134,11 +141,11 @@ def parse_machine_seconds(text: str) -> float:
         seconds = parse_seconds(text)
         if 0 <= seconds < LONGEST_SECONDS:
             return seconds
-    raise UsageError(
-        f"{text!r} is not a time between 0 and {LONGEST_SECONDS:g} seconds", hint="such as 412us, 0.4ms or 0.002"
-    )
+    raise UsageError(f"{text!r} is not a time between 0 and {LONGEST_SECONDS:g} seconds", hint=TIMES)
 
 
 def _check_seconds(name: str, seconds: float) -> None:
     if not 0 <= seconds < LONGEST_SECONDS:
-        raise UsageError(f"--{name.replace('_', '-')} {seconds:g} is not between 0 and {LONGEST_SECONDS:g} seconds")
+        raise UsageError(
+            f"--{name.replace('_', '-')} {seconds:g} is not between 0 and {LONGEST_SECONDS:g} seconds", hint=TIMES
+        )

@@ -19,6 +19,8 @@ from runtime.simulate.records import Placement
 
 Int64s = npt.NDArray[np.int64]
 
+FILE_FORM = "write [layers][experts], of each expert its device or the list of its devices"
+
 
 def make_placement(text: str, *, layers: int, experts: int, devices: int, loads_LN: Int64s | None = None) -> Placement:
     """The placement written ``contiguous``, ``round-robin``, ``balanced[:redundant=R,groups=G,nodes=M]``, or a file's
@@ -44,7 +46,7 @@ def check_devices(text: str, *, experts: int, devices: int) -> None:
     """Raise ``UsageError`` where the placement, written as for ``make_placement``, would leave devices without an
     expert of a layer, or give one device two copies of each. A file says itself which devices hold what."""
     if devices < 1:
-        raise UsageError(f"{devices} devices cannot hold experts")
+        raise UsageError(f"{devices} devices cannot hold experts", hint="use --devices 1 or more")
     name = text.partition(":")[0]
     redundant = _balanced_options(text).get("redundant", 0) if name == "balanced" else 0
     if name in ("contiguous", "round-robin", "balanced") and devices > experts + redundant:
@@ -85,16 +87,16 @@ def read_placement(path: Path, layers: int, experts: int, devices: int) -> npt.N
     except OSError as error:
         raise InputError(
             f"cannot read the placement {path}: {error.strerror}",
-            hint="use contiguous, round-robin, balanced, or a JSON file of [layers][experts] lists of devices",
+            hint=f"use contiguous, round-robin, balanced, or a JSON file: {FILE_FORM}",
         ) from error
     except ValueError as error:
-        raise InputError(f"{path} is not JSON: {error}") from error
+        raise InputError(f"{path} is not JSON: {error}", hint=FILE_FORM) from error
     if not isinstance(document, list) or len(document) != layers:
-        raise InputError(f"{path}: a list of {layers} layers was expected")
+        raise InputError(f"{path}: a list of {layers} layers was expected", hint=FILE_FORM)
     table = []
     for layer, row in enumerate(document):
         if not isinstance(row, list) or len(row) != experts:
-            raise InputError(f"{path}, layer {layer}: a list of {experts} experts was expected")
+            raise InputError(f"{path}, layer {layer}: a list of {experts} experts was expected", hint=FILE_FORM)
         table.append([_devices(held, f"{path}, layer {layer}, expert {e}", devices) for e, held in enumerate(row)])
     return _as_array(table)
 
@@ -107,7 +109,7 @@ def _devices(held: object, where: str, devices: int) -> list[int]:
                 f"{where}: {device!r} is no device", hint=f"devices go from 0 to {devices - 1} (--devices)"
             )
     if not listed:
-        raise InputError(f"{where}: the expert is on no device")
+        raise InputError(f"{where}: the expert is on no device", hint=f"name one from 0 to {devices - 1} (--devices)")
     return sorted(set(listed))
 
 

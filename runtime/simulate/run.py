@@ -42,15 +42,18 @@ def simulate(
     index = index or index_of(source)
     batching = plan(source, index, batch_size, most_steps=None if steps is None else max(0, warmup_steps) + steps)
     if warmup_steps < 0 or batching.steps <= warmup_steps:
+        smaller = "; a smaller --batch-size makes more steps" if batch_size is not None and batch_size > 1 else ""
         raise UsageError(
-            f"no step is left after {plural(warmup_steps, 'warm-up step')}: the run has {batching.steps}",
-            hint=f"use --warmup-steps {max(0, batching.steps // 2)} or less, or a smaller batch",
+            f"no step is left after {plural(warmup_steps, 'warm-up step')}: the run has {batching.steps:,}",
+            hint=f"use --warmup-steps from 0 to {batching.steps - 1}{smaller}",
         )
     meta = source.meta
     running = [make_pass(each, top_k=meta.top_k, has_scores=meta.scores_recorded) for each in passes]
     replayed = _replay(batching, passes, running, warmup_steps, progress, stop)
     if replayed <= warmup_steps:
-        raise UsageError("stopped during the warm-up: nothing was measured yet")
+        raise UsageError(
+            "stopped during the warm-up: nothing was measured yet", hint="replay with fewer --warmup-steps"
+        )
     layers = [meta.layer_numbers[layer] for layer in main_layers(meta)]
     return Simulation(
         model=meta.model,
@@ -80,7 +83,9 @@ def check_trace(meta: TraceMeta) -> None:
             hint="import it with its physical-to-logical map",
         )
     if not len(main_layers(meta)):
-        raise TraceError("the trace holds only layers of a draft head")
+        raise TraceError(
+            "the trace holds only layers of a draft head", hint="record the model's own MoE layers, and import those"
+        )
 
 
 def _replay(

@@ -51,11 +51,14 @@ class Scenario:
             if tier not in TIERS:
                 raise UsageError(f"unknown tier {tier!r}", hint=f"choose from {', '.join(TIERS)}")
         if any(slots < 0 for slots in self.cache_experts):
-            raise UsageError("a cache cannot hold fewer than 0 experts (--cache-experts)")
+            raise UsageError(
+                "a cache cannot hold fewer than 0 experts (--cache-experts)",
+                hint="leave it out for half of each device's experts",
+            )
         if self.warmup_steps < 0:
-            raise UsageError("--warmup-steps cannot be below 0")
+            raise UsageError("--warmup-steps cannot be below 0", hint="0 counts every step")
         if self.steps is not None and self.steps < 1:
-            raise UsageError(f"--steps {self.steps} is below 1")
+            raise UsageError(f"--steps {self.steps} is below 1", hint="leave it out for all steps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +141,10 @@ def batch_size_of(written: str | None, index: TraceIndex) -> int | None:
     if written is None:
         return max(1, min(DEFAULT_BATCH_SIZE, int(np.count_nonzero(index.decode_tokens_S))))
     if not written.isdecimal():
-        raise UsageError(f"--batch-size {written!r} is neither a number nor 'recorded'")
+        raise UsageError(
+            f"--batch-size {written!r} is neither a number nor 'recorded'",
+            hint="give how many sequences run together, such as 8, or recorded for the trace's own steps",
+        )
     return int(written)
 
 

@@ -8,10 +8,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from probes.errors import TraceError
+from runtime.models.config import MoeShape
+from runtime.simulate.batches import main_layers
 from runtime.trace.importers.detect import detect_and_open
 from runtime.trace.importers.formats import ImportOptions
 from runtime.trace.reader import TraceReader
-from runtime.trace.records import LoadProfile, TraceSource
+from runtime.trace.records import LoadProfile, TraceMeta, TraceSource
 from runtime.trace.writer import write_trace
 
 
@@ -45,6 +47,25 @@ class _Imported(TraceReader):
     def __init__(self, path: Path, notes: tuple[str, ...]) -> None:
         super().__init__(path)
         self._notes = notes
+
+
+def model_notes(shape: MoeShape, meta: TraceMeta) -> tuple[str, ...]:
+    """A note where a trace of ``meta`` does not fit the model of ``shape``, whose experts give the times."""
+    unlike = [
+        f"{given} {what} (the model {wanted})"
+        for what, given, wanted in (
+            ("experts per layer", meta.num_experts, shape.num_experts),
+            ("experts per token", meta.top_k, shape.top_k),
+            ("MoE layers", len(main_layers(meta)), shape.moe_layers),
+        )
+        if given != wanted
+    ]
+    if not unlike:
+        return ()
+    return (
+        f"the trace does not fit --model, whose experts give the times: it has {', '.join(unlike)}; it is of another "
+        "model, or of a part of this one",
+    )
 
 
 def read_loads(path: Path) -> LoadProfile:

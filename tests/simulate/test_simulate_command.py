@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +15,8 @@ import numpy as np
 import pytest
 
 from caee_cli.main import run_app
+from probes.records import Fingerprint, Probe
+from runtime.profiles import PROFILES
 from runtime.simulate.reference import PolicyPass
 from runtime.trace.writer import write_trace
 from store.session import open_store
@@ -189,7 +192,9 @@ def test_a_broken_trace_is_an_error_of_a_line_or_two(name: str, run: Run, tmp_pa
         (("--seconds-per-expert", "1", "--tier", "moon"), "unknown tier"),
         (("--seconds-per-expert", "1", "--batch-size", "4"), "the trace has 3"),
         (("--seconds-per-expert", "1", "--batch-size", "recorded"), "no recorded steps"),
-        (("--seconds-per-expert", "1", "--warmup-steps", "60"), "no step is left"),
+        (("--seconds-per-expert", "1", "--warmup-steps=-1"), "--warmup-steps"),
+        (("--seconds-per-expert", "1", "--batch-size", "many"), "neither a number nor 'recorded'"),
+        (("--seconds-per-expert", "1,2", "--devices", "3"), "give one for all devices, or 3"),
         (("--seconds-per-expert", "1", "--placement", "balanced"), "needs loads"),
         (("--machine", "l4", "--expert-bytes", "1MB", "--model", "x"), "both give"),
     ],
@@ -199,6 +204,7 @@ def test_wrong_usage(arguments: tuple[str, ...], message: str, run: Run, trace: 
     assert done.returncode == 2
     assert message in " ".join(done.stderr.split())
     assert "Traceback" not in done.stderr
+    assert "→" in done.stderr or "Usage:" in done.stderr, "it says what to do"
 
 
 def test_no_file_that_is_read_is_written(run: Run, trace: Path, tmp_path: Path) -> None:
@@ -248,14 +254,94 @@ def test_the_id_is_said_that_a_report_needs(run: Run, trace: Path, tmp_path: Pat
         assert run_app(["report", kept]) == 0
 
 
-def test_an_unknown_calibration_and_a_missing_placement(run: Run, trace: Path) -> None:
-    for arguments in (
-        ("--machine", "nothing", "--expert-bytes", "1MB"),
-        ("--seconds-per-expert", 1, "--placement", "x.json"),
-    ):
-        done = run(trace, *arguments)
-        assert done.returncode == 1
-        assert "→" in done.stderr
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_the_most_warm_up_steps_are_named_and_possible(batch_size: int, run: Run, trace: Path) -> None:
+    given = (trace, "--seconds-per-expert", 1, "--batch-size", batch_size, "--json", "--warmup-steps")
+    done = run(*given, 60)
+    assert done.returncode == 2
+    found = re.search(r"no step is left.*use --warmup-steps from 0 to (\d+)(.*)", " ".join(done.stderr.split()))
+    assert found is not None
+    assert ("smaller --batch-size" in found[2]) == (batch_size > 1)
+    most = int(found[1])
+    assert json.loads(run(*given, most).stdout)["policies"][0]["steps"] == 1
+    assert run(*given, most + 1).returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("machine", "says", "close"),
+    [
+        ("h100-sx", "'h100-sx' is neither a profile nor the id of a calibration", "h100-sxm"),
+        ("RTX-Pro-600", "is neither", "rtx-pro-6000"),
+        ("nothing", "is neither", None),
+        ("", "is neither", None),
+        ("probe-0001", "'probe-0001' is the id of a probe", None),
+    ],
+)
+def test_a_machine_that_is_not_known_is_wrong_usage(
+    machine: str, says: str, close: str | None, run: Run, trace: Path, tmp_path: Path
+) -> None:
+    probe = Probe(
+        probe_id="probe-0001",
+        created_at="2026-01-01T00:00:00+00:00",
+        fingerprint=Fingerprint(identity={}, state={}),
+        devices=(),
+        links=(),
+        link_groups=(),
+    )
+    with open_store(str(tmp_path / "store.db")) as store:
+        store.save_probe(probe)
+    done = run(trace, "--machine", machine, "--expert-bytes", "1MB")
+    said = " ".join(done.stderr.split())
+    assert done.returncode == 2
+    assert says in said
+    assert all(profile in said.partition("profiles: ")[2] for profile in PROFILES)
+    assert "caee store list" in said
+    assert (f"did you mean {close}" in said) if close else ("did you mean" not in said)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (None, "cannot read the placement"),
+        ("[[", "is not JSON"),
+        ("{}", "a list of 3 layers"),
+        ("[[], [], []]", "layer 0: a list of 12 experts"),
+        (json.dumps([[[]] * 12] * 3), "layer 0, expert 0: the expert is on no device"),
+        (json.dumps([[[7]] * 12] * 3), "7 is no device"),
+    ],
+)
+def test_a_placement_that_cannot_be_used_says_what_to_write(
+    content: str | None, says: str, run: Run, trace: Path, tmp_path: Path
+) -> None:
+    if content is not None:
+        (tmp_path / "placed.json").write_text(content)
+    done = run(trace, "--seconds-per-expert", 1, "--devices", 2, "--placement", "placed.json")
+    assert done.returncode == 1
+    assert says in done.stderr
+    assert "→" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, None),
+        ({"num_experts": 16}, "12 experts per layer (the model 16)"),
+        ({"num_experts_per_tok": 2}, "3 experts per token (the model 2)"),
+        ({"num_hidden_layers": 5}, "3 MoE layers (the model 5)"),
+    ],
+)
+def test_a_trace_that_does_not_fit_the_model_is_noted(
+    changes: dict[str, int], says: str | None, run: Run, trace: Path, tmp_path: Path
+) -> None:
+    """With fewer layers replayed too: it is the trace that does not fit, not what is asked of it."""
+    config = {"num_hidden_layers": 3, "hidden_size": 64, "moe_intermediate_size": 32, "num_experts": 12}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_experts_per_tok": 3} | changes))
+    given = (trace, "--machine", "l4", "--model", tmp_path, "--layers", 2)
+    table, document = run(*given), run(*given, "--json")
+    noted = [note for note in json.loads(document.stdout)["notes"] if "does not fit --model" in note]
+    assert ("does not fit --model" in table.stdout) == ("does not fit --model" in document.stderr) == bool(noted)
+    assert bool(noted) == (says is not None)
+    assert says is None or says in noted[0]
 
 
 def test_the_seed_is_that_of_random_alone(run: Run, tmp_path: Path, make_trace: Any, in_memory: Any) -> None:
@@ -292,7 +378,7 @@ def test_ctrl_c_keeps_the_steps_that_are_complete(
     # The block that was being replayed is finished: three of eight steps.
     assert document["policies"][0]["steps"] == 24
     assert "24 of 100 steps" in done.stderr
-    assert document["simulation_id"] in done.stderr
+    assert f"`caee report {document['simulation_id']}`" in done.stderr
     with open_store(str(tmp_path / "store.db")) as store:
         assert store.simulation() == document
 
