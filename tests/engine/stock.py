@@ -1,21 +1,28 @@
-"""What transformers computes itself from a checkpoint, step by step, to hold the engine's logits against."""
+"""What transformers computes itself from a checkpoint, step by step, to hold the engine's logits against.
+
+And a spy, which says what the engine's policy decided meanwhile.
+"""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from runtime.engine import LockstepModel
-from runtime.policy.types import Policy
+from runtime.policy.types import Decision, Machine, Policy, PolicySpec, Routed, Summary, Tokens
 from runtime.recording import StepRecord
+from runtime.worker import RankSession
 
 PAD = 256
 Prompts = Sequence[Sequence[int]]
 Step = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, bool], torch.Tensor]
+Rule = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Weights [T, K] of logits [T, N] and of the ids [T, K] that are left, −1 for nothing."""
 
 
 def load(folder: Path, dtype: torch.dtype, experts: str | None = None) -> Any:
@@ -75,7 +82,7 @@ def masked_logits(
     model: Any,
     prompts: Prompts,
     dispatched: Sequence[Sequence[torch.Tensor]],
-    rule: Callable[..., torch.Tensor] | None,
+    rule: Rule | None,
 ) -> list[torch.Tensor]:
     """The same of transformers' model when its experts are only those of ``dispatched`` [step][layer][T, K], −1 none.
 
@@ -127,7 +134,7 @@ def _masked(
     dispatched: Sequence[Sequence[torch.Tensor]],
     layer: int,
     at: dict[str, int],
-    rule: Callable[..., torch.Tensor] | None,
+    rule: Rule | None,
 ) -> Callable[..., torch.Tensor]:
     def forward(hidden: torch.Tensor, own_ids: torch.Tensor, own_weights: torch.Tensor) -> torch.Tensor:
         ids = dispatched[at["step"]][layer]
@@ -144,3 +151,73 @@ def _masked(
         return total
 
     return forward
+
+
+def softmax(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    return _chosen(logits.softmax(-1), ids)
+
+
+def softmax_of_chosen(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    weights = _chosen(logits.softmax(-1), ids)
+    return weights / weights.sum(1, keepdim=True).clamp(min=1e-30)
+
+
+def sigmoid_of_chosen(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    weights = _chosen(logits.sigmoid(), ids)
+    return 2.5 * weights / weights.sum(1, keepdim=True).clamp(min=1e-30)
+
+
+def _chosen(scores: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    return torch.where(ids >= 0, scores.gather(1, ids.clamp(min=0)), 0.0)
+
+
+RULES: dict[str, Rule | None] = {
+    "qwen3_moe": softmax_of_chosen,
+    "qwen2_moe": softmax,
+    "gpt_oss": softmax_of_chosen,
+    "deepseek_v3": sigmoid_of_chosen,
+    # sparsemixer, which no score explains: the router's own weights are all that is known.
+    "phimoe": None,
+}
+"""By family, how its router weighs what it chose."""
+
+
+@dataclass
+class Spy:
+    """A policy that does as ``policy`` does and remembers it."""
+
+    policy: Policy
+    decisions: list[Decision] = field(default_factory=list)
+    routed: list[Routed] = field(default_factory=list)
+    tokens: list[Tokens] = field(default_factory=list)
+
+    @property
+    def spec(self) -> PolicySpec:
+        return self.policy.spec
+
+    @property
+    def state(self) -> dict[str, float]:
+        return self.policy.state
+
+    def summarise(self, tokens: Tokens, machine: Machine) -> Summary:
+        self.tokens.append(tokens)
+        return self.policy.summarise(tokens, machine)
+
+    def decide(self, summary: Summary, machine: Machine) -> Decision:
+        self.decisions.append(self.policy.decide(summary, machine))
+        return self.decisions[-1]
+
+    def reroute(self, tokens: Tokens, decision: Decision, machine: Machine) -> Routed:
+        self.routed.append(self.policy.reroute(tokens, decision, machine))
+        return self.routed[-1]
+
+    def dispatched(self, layers: int) -> list[list[torch.Tensor]]:
+        """[step][layer] ids [T, K]."""
+        ids = [torch.from_numpy(routed.topk_ids_TK) for routed in self.routed]
+        return [ids[at : at + layers] for at in range(0, len(ids), layers)]
+
+
+def warmed_up(session: RankSession, prompts: Prompts) -> Spy:
+    """The session's policy, once the router's rule is known; the caches are left as the prompts made them."""
+    session.run_pass(prompts, session.router, new_tokens=2)
+    return Spy(session.asked_policy())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 
@@ -13,7 +12,6 @@ import torch
 
 from probes.errors import UsageError
 from runtime.experts.transfer import Request, Ticket
-from runtime.policy.types import Decision, Machine, Policy, PolicySpec, Routed, Summary, Tokens
 from runtime.worker import RankSession
 
 Checkpoint = Callable[..., Path]
@@ -23,87 +21,18 @@ STEPS = 6
 PROMPTS = [list(b"Hello there, my"), list(b"And he said"), list(b"Now is"), list(b"the time for")]
 
 
-def softmax(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    return _chosen(logits.softmax(-1), ids)
-
-
-def softmax_of_chosen(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    weights = _chosen(logits.softmax(-1), ids)
-    return weights / weights.sum(1, keepdim=True).clamp(min=1e-30)
-
-
-def sigmoid_of_chosen(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    weights = _chosen(logits.sigmoid(), ids)
-    return 2.5 * weights / weights.sum(1, keepdim=True).clamp(min=1e-30)
-
-
-def _chosen(scores: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    return torch.where(ids >= 0, scores.gather(1, ids.clamp(min=0)), 0.0)
-
-
-RULES = {
-    "qwen3_moe": softmax_of_chosen,
-    "qwen2_moe": softmax,
-    "gpt_oss": softmax_of_chosen,
-    "deepseek_v3": sigmoid_of_chosen,
-    # sparsemixer, which no score explains: the router's own weights are all that is known.
-    "phimoe": None,
-}
-
-
-@dataclass
-class Spy:
-    """A policy that does as ``policy`` does and remembers it."""
-
-    policy: Policy
-    decisions: list[Decision] = field(default_factory=list)
-    routed: list[Routed] = field(default_factory=list)
-    tokens: list[Tokens] = field(default_factory=list)
-
-    @property
-    def spec(self) -> PolicySpec:
-        return self.policy.spec
-
-    @property
-    def state(self) -> dict[str, float]:
-        return self.policy.state
-
-    def summarise(self, tokens: Tokens, machine: Machine) -> Summary:
-        self.tokens.append(tokens)
-        return self.policy.summarise(tokens, machine)
-
-    def decide(self, summary: Summary, machine: Machine) -> Decision:
-        self.decisions.append(self.policy.decide(summary, machine))
-        return self.decisions[-1]
-
-    def reroute(self, tokens: Tokens, decision: Decision, machine: Machine) -> Routed:
-        self.routed.append(self.policy.reroute(tokens, decision, machine))
-        return self.routed[-1]
-
-    def dispatched(self, layers: int) -> list[list[torch.Tensor]]:
-        """[step][layer] ids [T, K]."""
-        ids = [torch.from_numpy(routed.topk_ids_TK) for routed in self.routed]
-        return [ids[at : at + layers] for at in range(0, len(ids), layers)]
-
-
-def warmed_up(session: RankSession) -> Spy:
-    """The session's policy, once the router's rule is known; the caches are left as the prompt made them."""
-    session.run_pass(PROMPTS, session.router, new_tokens=2)
-    return Spy(session.asked_policy())
-
-
-@pytest.mark.parametrize("family", RULES)
+@pytest.mark.parametrize("family", ["qwen3_moe", "qwen2_moe", "gpt_oss", "deepseek_v3", "phimoe"])
 @pytest.mark.parametrize("policy", ["caee:theta=0.5", "importance:theta=0.4,compensation=none", "budget:price=0.01"])
 def test_the_result_is_that_of_a_masked_forward(
     checkpoint: Checkpoint, open_session: OpenSession, stock: ModuleType, family: str, policy: str
 ) -> None:
     folder = checkpoint(family, top_k=2 if family == "phimoe" else 4)  # sparsemixer chooses two
     session = open_session(folder, policy=policy, cache_experts=5)
-    spy = warmed_up(session)
+    spy = stock.warmed_up(session, PROMPTS)
     ours, records = stock.engine_logits(session.model, spy, PROMPTS, STEPS)
     assert sum(layer.removed for record in records for layer in record.layers) > 0, "nothing was pruned"
     dispatched = spy.dispatched(session.execution.num_layers)
-    theirs = stock.masked_logits(stock.load(folder, torch.float32), PROMPTS, dispatched, RULES[family])
+    theirs = stock.masked_logits(stock.load(folder, torch.float32), PROMPTS, dispatched, stock.RULES[family])
     for number, (our, their) in enumerate(zip(ours, theirs, strict=True)):
         torch.testing.assert_close(our, their, rtol=0, atol=1e-5, msg=lambda text, n=number: f"step {n}: {text}")
 
@@ -116,7 +45,7 @@ def test_what_is_pruned_neither_runs_nor_moves(
     session = open_session(
         checkpoint("qwen3_moe", top_k=4), policy="caee:theta=0.5", tier=tier, cache_experts=cache_experts
     )
-    spy = warmed_up(session)
+    spy = stock.warmed_up(session, PROMPTS)
     moved: list[list[Request]] = []
     fetch = session.transfers.fetch
 
@@ -146,7 +75,7 @@ def test_the_books_say_what_the_slots_hold(
 ) -> None:
     folder = checkpoint("qwen3_moe", top_k=4)
     session = open_session(folder, policy="caee:theta=0.6", cache=cache, cache_experts=cache_experts)
-    spy = warmed_up(session)
+    spy = stock.warmed_up(session, PROMPTS)
     stock.engine_logits(session.model, spy, PROMPTS, STEPS)
     assert_slots_match_the_book(session, stock.load(folder, torch.float32))
 
@@ -170,7 +99,7 @@ def test_a_pass_can_be_repeated_from_a_snapshot(
 ) -> None:
     folder = checkpoint("qwen3_moe", top_k=4)
     session = open_session(folder, policy="caee:theta=0.6", cache_experts=6)
-    spy = warmed_up(session)
+    spy = stock.warmed_up(session, PROMPTS)
     snapshot = session.execution.snapshot()
     runs = []
     for _ in range(2):
@@ -185,7 +114,7 @@ def test_a_pass_can_be_repeated_from_a_snapshot(
 
 def test_padding_counts_for_nothing(checkpoint: Checkpoint, open_session: OpenSession, stock: ModuleType) -> None:
     session = open_session(checkpoint("qwen3_moe", top_k=4), policy="caee:theta=0.6", cache_experts=6)
-    spy = warmed_up(session)
+    spy = stock.warmed_up(session, PROMPTS)
     stock.engine_logits(session.model, spy, PROMPTS, 1)
     width = max(map(len, PROMPTS))
     real = [column >= width - len(prompt) for prompt in PROMPTS for column in range(width)]
@@ -200,7 +129,7 @@ def test_the_decisions_inputs_are_the_routers_own_scores(
     """The best scores of what the policy sees are what the router chose, where no group limits its choice."""
     for family in ("qwen3_moe", "gpt_oss", "ernie4_5_moe", "glm4_moe", "minimax_m2", "kolibri1", "afmoe", "lfm2_moe"):
         session = open_session(checkpoint(family, top_k=3), policy="caee:theta=0.6")
-        spy = warmed_up(session)
+        spy = stock.warmed_up(session, PROMPTS)
         stock.engine_logits(session.model, spy, PROMPTS, 2)
         for tokens in spy.tokens:
             real = tokens.token_mask_T
@@ -214,7 +143,7 @@ def test_scores_that_are_no_numbers_fall_back_to_the_router(
     checkpoint: Checkpoint, open_session: OpenSession, stock: ModuleType
 ) -> None:
     session = open_session(checkpoint("qwen3_moe", top_k=4), policy="caee:theta=0.5", cache_experts=6)
-    spy = warmed_up(session)
+    spy = stock.warmed_up(session, PROMPTS)
     router = session.loaded.model.model.layers[1].mlp.gate
     with torch.no_grad():
         router.weight[3] = float("nan")

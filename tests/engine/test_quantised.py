@@ -19,7 +19,6 @@ from typer.testing import CliRunner
 from caee_cli.main import app
 from probes.disk import ALIGNMENT
 from runtime.experts.transfer import Request, Ticket
-from runtime.policy.types import Decision, Machine, PolicySpec, Routed, Summary, Tokens
 from runtime.trace.reader import read_trace
 from runtime.worker import RankSession
 from store.session import open_store
@@ -295,41 +294,6 @@ def test_the_commands_take_them(quantised: Quantised, tmp_path: Path, form: str)
     assert found.meta.num_experts == (16 if "gpt" in form else 8)
 
 
-class Spy:
-    """A policy that does as ``policy`` does and remembers it."""
-
-    def __init__(self, policy: Any) -> None:
-        self.policy = policy
-        self.decisions: list[Decision] = []
-        self.routed: list[Routed] = []
-
-    @property
-    def spec(self) -> PolicySpec:
-        spec: PolicySpec = self.policy.spec
-        return spec
-
-    @property
-    def state(self) -> dict[str, float]:
-        state: dict[str, float] = self.policy.state
-        return state
-
-    def summarise(self, tokens: Tokens, machine: Machine) -> Summary:
-        summary: Summary = self.policy.summarise(tokens, machine)
-        return summary
-
-    def decide(self, summary: Summary, machine: Machine) -> Decision:
-        self.decisions.append(self.policy.decide(summary, machine))
-        return self.decisions[-1]
-
-    def reroute(self, tokens: Tokens, decision: Decision, machine: Machine) -> Routed:
-        self.routed.append(self.policy.reroute(tokens, decision, machine))
-        return self.routed[-1]
-
-
-def softmax_of_chosen(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    return logits.gather(1, ids.clamp(min=0)).masked_fill(ids < 0, -torch.inf).softmax(-1)
-
-
 @pytest.mark.parametrize(("form", "cache_experts"), [("qwen3_moe-fp8", 1), ("gpt_oss-mxfp4", 6)])
 def test_what_is_pruned_neither_runs_nor_moves(
     quantised: Quantised,
@@ -341,8 +305,7 @@ def test_what_is_pruned_neither_runs_nor_moves(
 ) -> None:
     folder = quantised(form, top_k=4)
     session = open_session(folder, policy="caee:theta=0.5", cache_experts=cache_experts)
-    session.run_pass(PROMPTS, session.router, new_tokens=2)
-    spy = Spy(session.asked_policy())
+    spy = stock.warmed_up(session, PROMPTS)
     moved: list[Request] = []
     ran: list[list[int]] = []
     fetch, placed = session.transfers.fetch, session.pool.placed
@@ -366,8 +329,7 @@ def test_what_is_pruned_neither_runs_nor_moves(
     sent = [np.unique(routed.topk_ids_TK[routed.topk_ids_TK >= 0]).tolist() for routed in spy.routed]
     assert sorted(e for group in ran for e in group) == sorted(e for each in sent for e in each)
     assert all(set(each) <= set(allowed.tolist()) for each, allowed in zip(sent, kept, strict=True))
-    ids = [torch.from_numpy(routed.topk_ids_TK) for routed in spy.routed]
-    dispatched = [ids[at : at + 2] for at in range(0, len(ids), 2)]
-    theirs = stock.masked_logits(quantising.load_stock(folder, torch.float32), PROMPTS, dispatched, softmax_of_chosen)
+    rule = stock.RULES[form.split("-")[0]]
+    theirs = stock.masked_logits(quantising.load_stock(folder, torch.float32), PROMPTS, spy.dispatched(2), rule)
     for our, their in zip(ours, theirs, strict=True):
         torch.testing.assert_close(our, their, rtol=0, atol=1e-5)
