@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -24,6 +25,31 @@ from store.records import (
     StepSeries,
     StepTimes,
 )
+
+
+@dataclass(slots=True)
+class Pruned:
+    """What was removed of all tokens' importance. ``shares``: real tokens × MoE layers, over all steps."""
+
+    removed: int = 0
+    shares: int = 0
+
+    @classmethod
+    def of(cls, steps: Iterable[StepRecord]) -> Pruned:
+        """Of all ``steps`` together."""
+        pruned = cls()
+        for step in steps:
+            pruned.add(step)
+        return pruned
+
+    def add(self, record: StepRecord) -> None:
+        self.removed += sum(layer.removed for layer in record.layers)
+        self.shares += record.tokens * len(record.layers)
+
+    @property
+    def importance(self) -> float:
+        """Per real token and layer."""
+        return self.removed / SHARE_UNIT / max(1, self.shares)
 
 
 def gains(baseline: Sequence[PassRecord], treated: Sequence[PassRecord], *, seed: int) -> tuple[Ratio | None, Ratio]:
@@ -44,16 +70,12 @@ def _ttft_estimate(passes: Sequence[PassRecord], seed: int) -> Estimate | None:
     return estimate(seconds, seed=seed) if seconds else None
 
 
-def pass_statistics(
-    by_rank: Sequence[Sequence[PassRecord]], costs: StepCosts | None, layers: int, seed: int
-) -> PassStatistics:
+def pass_statistics(by_rank: Sequence[Sequence[PassRecord]], costs: StepCosts | None, seed: int) -> PassStatistics:
     """``by_rank``: passes by rank and pair, of which rank 0's times count."""
     passes = by_rank[0]
     misses = np.concatenate([record.decode_misses() for record in passes])
     dispatched = np.concatenate([record.decode_dispatched() for record in passes])
-    steps = [step for record in passes for step in record.decode_steps()]
-    removed = sum(layer.removed for step in steps for layer in step.layers)
-    tokens = sum(step.tokens for step in steps)
+    steps = _decode_steps(passes)
     return PassStatistics(
         ttft_seconds=_ttft_estimate(passes, seed),
         tpot_seconds=estimate([record.tpot_seconds for record in passes], seed=seed),
@@ -62,13 +84,17 @@ def pass_statistics(
         misses_per_device=tuple(int(n) for n in misses.sum((0, 1))),
         max_device_misses_per_step=float(misses.max(-1).sum(-1).mean()),
         hit_rate=float(1 - misses.sum() / max(1, dispatched.sum())),
-        removed_importance=removed / SHARE_UNIT / max(1, tokens * layers),
+        removed_importance=Pruned.of(steps).importance,
         rerouted_slots=sum(layer.rerouted_slots for step in steps for layer in step.layers),
         step_times=_step_times(by_rank),
         output_digest=_digest(passes),
         dispatches=int(dispatched.sum()),
         predicted_tpot_seconds=None if costs is None else predicted_tpot(costs, misses, dispatched),
     )
+
+
+def _decode_steps(passes: Sequence[PassRecord]) -> list[StepRecord]:
+    return [step for record in passes for step in record.decode_steps()]
 
 
 def _digest(passes: Sequence[PassRecord]) -> str:
@@ -80,7 +106,7 @@ def _digest(passes: Sequence[PassRecord]) -> str:
 
 def _step_times(by_rank: Sequence[Sequence[PassRecord]]) -> StepTimes:
     """Of the slowest rank: the one that waits least for the others."""
-    ranks = [[step for record in passes for step in record.decode_steps()] for passes in by_rank]
+    ranks = [_decode_steps(passes) for passes in by_rank]
     slowest = min(ranks, key=lambda steps: sum(step.timers.exchange for step in steps))
     total = _mean(slowest, lambda step: step.seconds)
     parts = {
@@ -102,7 +128,7 @@ def layer_costs(
     """Both layers' costs of the policy's passes; in seconds 0 without ``costs``."""
     before = np.concatenate([record.decode_misses(before=True) for record in treated])
     after = np.concatenate([record.decode_misses() for record in treated])
-    steps = [step for record in treated for step in record.decode_steps()]
+    steps = _decode_steps(treated)
     seconds = np.asarray(costs.seconds_per_expert if costs else (0.0,) * before.shape[-1])
     return tuple(
         LayerCost(

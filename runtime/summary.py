@@ -30,8 +30,8 @@ def run_record(options: RunOptions, report: RankReport, fingerprint: Fingerprint
     costs = None
     if report.costs is not None:
         costs = measure_costs(report.baseline, report.costs)
-    before = pass_statistics(report.baseline, costs, report.moe_layers, seed)
-    after = pass_statistics(report.treated, costs, report.moe_layers, seed)
+    before = pass_statistics(report.baseline, costs, seed)
+    after = pass_statistics(report.treated, costs, seed)
     gain_ttft, gain_tpot = gains(baseline, treated, seed=seed)
     calibration_id = options.calibration.calibration_id if options.calibration else None
     return RunRecord(

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from runtime.passes import Pruned
 from runtime.policy.knob import furthest, knob_of, turned
 from runtime.policy.make import make_policy
-from runtime.policy.types import SHARE_UNIT, PolicySpec
+from runtime.policy.types import PolicySpec
 from runtime.quality import Losses, measure_losses
 from runtime.statistics import mean_difference_interval
 from store.records import PolicyPoint, PolicySearch
@@ -74,13 +75,12 @@ def policy_point(value: float, baseline: Losses, losses: Losses, limit: float, *
     differences, scale = losses.nll_B - baseline.nll_B, float(baseline.nll_B.mean())
     low, high = (float(bound) / scale for bound in mean_difference_interval(differences, seed=seed))
     layers = [layer for step in losses.steps for layer in step.layers]
-    tokens = sum(step.tokens * len(step.layers) for step in losses.steps)
     return PolicyPoint(
         value=value,
         nll=float(losses.nll_B.mean()),
         loss_rise=float(differences.mean()) / scale,
         loss_rise_ci95=(low, high),
-        removed_importance=sum(layer.removed for layer in layers) / SHARE_UNIT / max(1, tokens),
+        removed_importance=Pruned.of(losses.steps).importance,
         max_device_misses_per_step=float(np.sum([layer.misses_after_D.max() for layer in layers])) / len(losses.steps),
         within_limit=high <= limit,
     )

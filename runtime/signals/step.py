@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from probes.errors import InputError
-from runtime.policy.types import SHARE_UNIT
+from runtime.passes import Pruned
 from runtime.recording import Counts, StepRecord
 
 SCHEMA = "caee.steps/1"
@@ -82,7 +82,7 @@ def step_signal(
     layers, timers = record.layers, record.timers
     fetches = _by_device([layer.misses_after_D for layer in layers])
     dispatches = _by_device([layer.dispatched_D for layer in layers])
-    dispatched, shares = sum(dispatches), record.tokens * len(layers)
+    dispatched, pruned = sum(dispatches), Pruned.of([record])
     return StepSignal(
         step=step,
         pass_kind=pass_kind,
@@ -94,7 +94,7 @@ def step_signal(
         fetches=fetches,
         dispatches=dispatches,
         hit_rate=1 - sum(fetches) / dispatched if dispatched else None,
-        removed_importance=sum(layer.removed for layer in layers) / SHARE_UNIT / shares if shares else None,
+        removed_importance=pruned.importance if pruned.shares else None,
         rerouted_slots=sum(layer.rerouted_slots for layer in layers),
         fallbacks=sum(layer.fell_back for layer in layers),
         decide_seconds=timers.decide,

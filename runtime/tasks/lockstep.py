@@ -13,8 +13,7 @@ from typing import Any
 import torch
 
 from runtime.engine import LockstepModel, Phases, left_padded
-from runtime.policy.types import SHARE_UNIT
-from runtime.recording import StepRecord
+from runtime.passes import Pruned
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,23 +79,6 @@ class _Row:
 
     def answer(self) -> Answer:
         return Answer(log_share=self.log_share, greedy=self.greedy, token_ids=tuple(self.token_ids))
-
-
-@dataclass(slots=True)
-class Pruned:
-    """What was removed of all tokens' importance. ``shares``: real tokens × MoE layers, over all steps."""
-
-    removed: int = 0
-    shares: int = 0
-
-    def add(self, record: StepRecord) -> None:
-        self.removed += sum(layer.removed for layer in record.layers)
-        self.shares += record.tokens * len(record.layers)
-
-    @property
-    def importance(self) -> float:
-        """Per real token and layer."""
-        return self.removed / SHARE_UNIT / max(1, self.shares)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,8 +31,8 @@ def trace_run_record(
     # What computing takes is known without a calibration, too.
     measured = measure_costs(report.baseline, report.costs or uniform_costs(0.0, len(report.devices)))
     costs = measured if report.costs is not None else None
-    before = pass_statistics(report.baseline, costs, len(numbers), seed)
-    after = pass_statistics(report.treated, costs, len(numbers), seed)
+    before = pass_statistics(report.baseline, costs, seed)
+    after = pass_statistics(report.treated, costs, seed)
     gain_ttft, gain_tpot = gains(baseline, treated, seed=seed)
     calibration_id = options.calibration.calibration_id if options.calibration else None
     return RunRecord(

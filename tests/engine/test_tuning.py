@@ -20,8 +20,11 @@ from caee_cli.tuning import check_quality, parse_share, wished
 from probes.errors import CheckFailed, CheckpointError, InputError, UsageError
 from runtime import tuning
 from runtime.models.identity import model_identity
+from runtime.passes import Pruned
 from runtime.policy.make import make_policy
 from runtime.quality import measure_losses, measure_quality
+from runtime.recording import StepRecord
+from runtime.signals.step import step_signal
 from runtime.worker import RankSession
 from runtime.workload import FEWEST_SEARCHED, held_out_passages
 from store.records import PolicyRecord
@@ -87,6 +90,30 @@ def test_losses_are_those_of_the_whole_measurement(session: RankSession) -> None
     for book, snapshot in zip(session.execution.books, start, strict=True):
         assert (book.snapshot().key == snapshot.key).all(), "bypassing leaves the caches alone"
     assert len(alone.steps) == 3 * 7
+
+
+def test_removed_importance_is_per_token_and_layer(session: RankSession) -> None:
+    """Batches of 3, 3 and 1 sequence: tokens weigh alike, not steps. A search, tasks and steps say the same of it."""
+    passages, policy = passages_of(session, 7), session.asked_policy()
+    losses = measure_losses(session.model, passages, policy, batch_size=3)
+    assert {step.tokens for step in losses.steps} == {1, 3}
+    removed = sum(layer.removed for step in losses.steps for layer in step.layers)
+    expected = removed / 2**30 / (7 * 7 * 2)
+    assert 0 < expected < 1
+    assert tuning.policy_point(0.8, losses, losses, 0.5, seed=0).removed_importance == expected
+    pruned = Pruned()
+    for step in losses.steps:
+        pruned.add(step)
+    assert pruned.importance == expected
+    told = [
+        step_signal(step, step=1, pass_kind="policy", pass_number=1, policy="caee", brake=None) for step in losses.steps
+    ]
+    weighted = sum((each.removed_importance or 0) * each.tokens for each in told)
+    assert weighted / sum(each.tokens for each in told) == pytest.approx(expected, rel=1e-12)
+    nothing = StepRecord(tokens=0, prefill=False, layers=losses.steps[0].layers)
+    signal = step_signal(nothing, step=1, pass_kind="policy", pass_number=1, policy="caee", brake=None)
+    assert signal.removed_importance is None
+    assert Pruned().importance == 0
 
 
 def test_a_search_tries_settings_and_keeps_the_evidence(session: RankSession) -> None:
