@@ -122,6 +122,7 @@ class RankSession:
         self.ranks = ranks
         self.tasks = None if options.tasks is None else TaskSession(options.tasks, ranks)
         self.devices, self.device = take_device(options.devices, ranks)
+        self.context_limit = context_limit(read_config_file(options.model))
         self.dtype = resolve_dtype(options.dtype, read_config(options.model), self.device)
         skeleton = build_skeleton(options.model, dtype=self.dtype)
         self.index: ExpertIndex = index_experts(
@@ -308,8 +309,7 @@ class RankSession:
         if options.input_len is not None:
             text = list(itertools.chain.from_iterable(found))
             found = cut_prompts(text, length=options.input_len, count=options.prompt_count, seed=options.seed)
-        limit = context_limit(read_config_file(options.model))
-        check_context(limit, max(map(len, found)), options.max_new_tokens)
+        check_context(self.context_limit, max(map(len, found)), options.max_new_tokens)
         return found
 
     def _batches(self) -> Batches:
@@ -388,5 +388,4 @@ class RankSession:
             expect=self.progress.expect,
             advance=self.progress.advance,
         )
-        limit = context_limit(read_config_file(self.options.model))
-        return self.tasks.measure(answerer, context_limit=limit, seed=self.options.seed)
+        return self.tasks.measure(answerer, context_limit=self.context_limit, seed=self.options.seed)
