@@ -38,6 +38,7 @@ class Router:
         self._renormalize = _RENORMALIZE[spec.renormalize or "survivors"]
         self._factor = 1.0 if spec.routed_scaling_factor is None else spec.routed_scaling_factor
         self._last: tuple[Tokens, Ints] | None = None
+        self._layer: tuple[Machine, Layer] | None = None
 
     @property
     def state(self) -> dict[str, float]:
@@ -45,22 +46,31 @@ class Router:
 
     def summarise(self, tokens: Tokens, machine: Machine) -> Summary:
         num_experts = len(machine.placement_NR)
-        q_TK = self._shares(tokens)
+        q_TK = np.empty(tokens.topk_ids_TK.shape, dtype=np.int64)
         importance_N = np.zeros(num_experts, dtype=np.int64)
         active_N = np.zeros(num_experts, dtype=np.bool_)
         marks_N = np.zeros(num_experts, dtype=np.bool_)
-        real = kernels.summarise(tokens.topk_ids_TK, q_TK, tokens.token_mask_T, importance_N, active_N)
+        real = kernels.tally(tokens.topk_ids_TK, tokens.gates_TK, tokens.token_mask_T, q_TK, importance_N, active_N)
+        self._last = (tokens, q_TK)
         self._mark(tokens, q_TK, marks_N)
         return Summary(importance_N=importance_N, mandatory_N=marks_N, active_N=active_N, tokens=real)
 
     def decide(self, summary: Summary, machine: Machine) -> Decision:
-        layer = cheapest_replicas(machine)
+        layer = self._cheapest(machine)
         load_D = np.empty(layer.devices, dtype=np.int64)
         kept_N, mandatory_N, f_base = self._keep(summary, layer, load_D)
-        groups = (layer.groups.starts_G1, layer.groups.members, layer.groups.factors_G)
         before_D = np.empty(layer.devices, dtype=np.int64)
-        kernels.load_of(summary.active_N, layer.device_N, layer.paid_N, before_D)
-        kernels.load_of(kept_N, layer.device_N, layer.paid_N, load_D)
+        f_before, f_after = kernels.costs_of(
+            summary.active_N,
+            kept_N,
+            layer.device_N,
+            layer.paid_N,
+            layer.groups.starts_G1,
+            layer.groups.members,
+            layer.groups.factors_G,
+            before_D,
+            load_D,
+        )
         return Decision(
             kept_N=kept_N,
             active_N=summary.active_N,
@@ -68,8 +78,8 @@ class Router:
             paid_N=layer.paid_N,
             mandatory_N=mandatory_N,
             f_base=f_base,
-            f_before=kernels.f_of(before_D, *groups),
-            f_after=kernels.f_of(load_D, *groups),
+            f_before=f_before,
+            f_after=f_after,
             load_before_D=before_D,
             load_after_D=load_D,
         )
@@ -78,13 +88,18 @@ class Router:
         q_TK = self._shares(tokens)
         ids_TK = np.empty_like(tokens.topk_ids_TK)
         self._fill(tokens, q_TK, decision, machine, ids_TK)
-        if tokens.scores_TN is None:
-            weights_TK = np.where(ids_TK >= 0, tokens.gates_TK, 0.0)
-        else:
-            weights_TK = np.empty(ids_TK.shape)
-            slot_kernels.gather(tokens.scores_TN, ids_TK, weights_TK)
-        slot_kernels.weigh(tokens.topk_ids_TK, tokens.gates_TK, ids_TK, self._renormalize, self._factor, weights_TK)
-        removed, rerouted = slot_kernels.account(tokens.topk_ids_TK, q_TK, tokens.token_mask_T, ids_TK)
+        weights_TK = np.empty(ids_TK.shape)
+        removed, rerouted = slot_kernels.settle(
+            tokens.topk_ids_TK,
+            tokens.gates_TK,
+            np.empty((len(ids_TK), 0)) if tokens.scores_TN is None else tokens.scores_TN,
+            q_TK,
+            tokens.token_mask_T,
+            ids_TK,
+            self._renormalize,
+            self._factor,
+            weights_TK,
+        )
         return Routed(topk_ids_TK=ids_TK, topk_weights_TK=weights_TK, removed=removed, rerouted_slots=rerouted)
 
     def _shares(self, tokens: Tokens) -> Ints:
@@ -94,6 +109,12 @@ class Router:
             kernels.shares(tokens.topk_ids_TK, tokens.gates_TK, tokens.token_mask_T, q_TK)
             self._last = (tokens, q_TK)
         return self._last[1]
+
+    def _cheapest(self, machine: Machine) -> Layer:
+        """``cheapest_replicas``, found once while the machine stays the same: on-device it always does."""
+        if self._layer is None or self._layer[0] is not machine:
+            self._layer = (machine, cheapest_replicas(machine))
+        return self._layer[1]
 
     def _mark(self, tokens: Tokens, q_TK: Ints, marks_N: Bools) -> None:
         """Mark what the policy's per-token rule keeps."""
@@ -117,7 +138,7 @@ class _Compensated(Router):
             return
         candidates_N = decision.kept_N
         if self.spec.compensation == "resident":
-            candidates_N = candidates_N | cheapest_replicas(machine).resident_N
+            candidates_N = candidates_N | self._cheapest(machine).resident_N
         every_token = self.spec.reselect == "all"
         slot_kernels.compensate(
             tokens.topk_ids_TK, tokens.token_mask_T, decision.kept_N, candidates_N, ranks_TN, every_token, ids_TK

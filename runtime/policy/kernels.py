@@ -65,6 +65,13 @@ def summarise(ids_TK: Ints, q_TK: Ints, mask_T: Bools, importance_N: Ints, activ
 
 
 @compiled
+def tally(ids_TK: Ints, gates_TK: Floats, mask_T: Bools, q_TK: Ints, importance_N: Ints, active_N: Bools) -> int:
+    """``shares`` and ``summarise`` in one call: what a caller outside pays for is the calls."""
+    shares(ids_TK, gates_TK, mask_T, q_TK)
+    return summarise(ids_TK, q_TK, mask_T, importance_N, active_N)
+
+
+@compiled
 def best_first(ids_K: Ints, q_K: Ints, order_K: Ints) -> int:
     """Slots of one token by share descending (ties: lower id) in ``order_K``; how many hold an expert."""
     count = 0
@@ -183,6 +190,24 @@ def _shared(load_D: Ints, starts_G1: Ints, members: Ints, factors_G: Ints, group
     # factor · total // 1024 in two parts, so that the product stays within int64.
     factor = factors_G[group]
     return int(factor * (total // GROUP_UNIT) + factor * (total % GROUP_UNIT) // GROUP_UNIT)
+
+
+@compiled
+def costs_of(
+    active_N: Bools,
+    kept_N: Bools,
+    device_N: Ints,
+    paid_N: Ints,
+    starts_G1: Ints,
+    members: Ints,
+    factors_G: Ints,
+    before_D: Ints,
+    after_D: Ints,
+) -> tuple[int, int]:
+    """The loads of two sets of experts, and F of each."""
+    load_of(active_N, device_N, paid_N, before_D)
+    load_of(kept_N, device_N, paid_N, after_D)
+    return f_of(before_D, starts_G1, members, factors_G), f_of(after_D, starts_G1, members, factors_G)
 
 
 @compiled

@@ -175,3 +175,29 @@ def account(ids_TK: Ints, q_TK: Ints, mask_T: Bools, out_TK: Ints) -> tuple[int,
             if gained:
                 rerouted += 1
     return removed, rerouted
+
+
+@compiled
+def settle(
+    ids_TK: Ints,
+    gates_TK: Floats,
+    scores_TN: Floats,
+    q_TK: Ints,
+    mask_T: Bools,
+    out_TK: Ints,
+    renormalize: int,
+    factor: float,
+    weights_TK: Floats,
+) -> tuple[int, int]:
+    """``gather``, ``weigh`` and ``account`` of the dispatched ids in one call.
+
+    ``scores_TN`` has no columns where only the choice was recorded: then no slot has changed but for those lost.
+    """
+    if scores_TN.shape[1] > 0:
+        gather(scores_TN, out_TK, weights_TK)
+    else:
+        for row in range(len(out_TK)):
+            for slot in range(out_TK.shape[1]):
+                weights_TK[row, slot] = gates_TK[row, slot] if out_TK[row, slot] >= 0 else 0.0
+    weigh(ids_TK, gates_TK, out_TK, renormalize, factor, weights_TK)
+    return account(ids_TK, q_TK, mask_T, out_TK)
