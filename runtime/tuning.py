@@ -13,7 +13,7 @@ import numpy as np
 from runtime.passes import Pruned
 from runtime.policy.knob import furthest, knob_of, turned
 from runtime.policy.make import make_policy
-from runtime.policy.types import PolicySpec
+from runtime.policy.types import Policy, PolicySpec
 from runtime.quality import Losses, measure_losses
 from runtime.statistics import mean_difference_interval
 from store.records import PolicyPoint, PolicySearch
@@ -32,28 +32,25 @@ def search_knob(session: RankSession, passages: list[list[int]], spec: PolicySpe
     start = session.execution.snapshot()
     batches = -(-len(passages) // options.batch_size)
     session.progress.expect(batches * (1 + len(knob.settings).bit_length()))
-    session.model.signals.begin_pass("search")
-    baseline = measure_losses(
-        session.model,
-        passages,
-        session.router,
-        batch_size=options.batch_size,
-        bypass_cache=True,
-        on_batch=session.progress.advance,
-    )
+
+    def losses_of(policy: Policy, *, bypass_cache: bool = False) -> Losses:
+        session.model.signals.begin_pass("search")
+        return measure_losses(
+            session.model,
+            passages,
+            policy,
+            batch_size=options.batch_size,
+            bypass_cache=bypass_cache,
+            on_batch=session.progress.advance,
+        )
+
+    baseline = losses_of(session.router, bypass_cache=True)
     points: list[PolicyPoint] = []
 
     def acceptable(value: float) -> bool:
         session.execution.restore(start)
         session.release_brake()
-        session.model.signals.begin_pass("search")
-        losses = measure_losses(
-            session.model,
-            passages,
-            make_policy(turned(spec, knob, value), offloading=options.offloading),
-            batch_size=options.batch_size,
-            on_batch=session.progress.advance,
-        )
+        losses = losses_of(make_policy(turned(spec, knob, value), offloading=options.offloading))
         # Every rank computes the same; whatever the last bit, all must take the same turn.
         points.append(session.ranks.from_first(policy_point(value, baseline, losses, limit, seed=options.seed)))
         return points[-1].within_limit

@@ -78,23 +78,20 @@ class ExpertWeights:
         return flat[:cut].view(self._first), flat[cut:end].view(self._second)
 
 
-def stand_in_sets(shape: MoeShape, dtype: torch.dtype, slots: int) -> int:
-    """How many sets of matrices stand in for quantised experts: more than the last-level cache holds; 0 for others."""
+def stand_in_sets(shape: MoeShape, dtype: torch.dtype, slots: int) -> tuple[int, int]:
+    """How many sets of matrices stand in for quantised experts, more than the last-level cache holds, none for others;
+    and the weights of a set."""
+    weights = shape.matrices * shape.hidden * shape.expert_intermediate
     if stored_dtype(shape) is dtype:
-        return 0
-    size = _weights(shape) * dtype.itemsize
-    return max(1, min(slots, _MOST_SETS, -(-2 * (last_level_cache_bytes() or 0) // size)))
+        return 0, weights
+    cached = -(-2 * (last_level_cache_bytes() or 0) // (weights * dtype.itemsize))
+    return max(1, min(slots, _MOST_SETS, cached)), weights
 
 
 def _stand_ins(shape: MoeShape, dtype: torch.dtype, slots: int, device: torch.device) -> torch.Tensor:
-    sets = stand_in_sets(shape, dtype, slots)
     generator = torch.Generator(device).manual_seed(0)
-    values = torch.empty((sets, _weights(shape)), dtype=dtype, device=device)
+    values = torch.empty(stand_in_sets(shape, dtype, slots), dtype=dtype, device=device)
     return values.normal_(0.0, 0.02, generator=generator)
-
-
-def _weights(shape: MoeShape) -> int:
-    return shape.matrices * shape.hidden * shape.expert_intermediate
 
 
 class ReplayKernel(StockKernel):

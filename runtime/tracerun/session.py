@@ -230,8 +230,8 @@ class TraceRunSession:
         Raises ``RunError`` before they would fill the memory.
         """
         shape, size = self.options.shape, slot_bytes(self.options.shape)
-        weights = shape.matrices * shape.hidden * shape.expert_intermediate * self.dtype.itemsize
-        needed = slots * size + stand_in_sets(shape, self.dtype, slots) * weights
+        sets, weights = stand_in_sets(shape, self.dtype, slots)
+        needed = slots * size + sets * weights * self.dtype.itemsize
         if self.device.type == "cpu":
             free = memory_available_bytes() // self._ranks_here
             needed += most_staging_bytes(self.device, size)
