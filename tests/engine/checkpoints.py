@@ -96,6 +96,9 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "vocab_size_per_layer_input": VOCABULARY,
         "layer_types": ["sliding_attention", "full_attention"],
     },
+    # Refused, but transformers writes its checkpoint.
+    "longcat_flash": _LATENT
+    | {"num_layers": 2, "ffn_hidden_size": 32, "expert_ffn_hidden_size": 32, "zero_expert_num": 2},
     "bailing_hybrid": _LATENT | _GROUPS | _ALL_SPARSE,
     "glm_moe_dsa": _LATENT | _ALL_SPARSE | {"index_head_dim": 16, "index_n_heads": 2, "index_topk": 64},
     "deepseek_v32": _LATENT | _GROUPS | _ALL_SPARSE | {"index_head_dim": 16, "index_n_heads": 2, "index_topk": 64},
