@@ -17,10 +17,11 @@ def markdown_page(page: Page) -> str:
     """GitHub-flavoured Markdown; whatever came from outside is escaped."""
     lines = [f"# {page.title}", "", f"**{escaped(page.headline)}**", ""]
     lines += [f"- {label}: {escaped(value)}" for label, value in page.facts]
-    lines += ["", escaped(" ".join(page.sentences)), ""]
+    lines += ["", *(line for sentence in page.sentences for line in (escaped(sentence), ""))]
     lines += _figures(page)
     lines += _bullets("What to try next", page.next_steps)
     lines += _bullets("Warnings", page.warnings)
+    lines += _bullets("How this was decided", page.details)
     for section in page.sections:
         lines += [f"## {section.title}", ""]
         for card in section.cards:

@@ -13,7 +13,7 @@ from reports.info.words import plural
 from store.records import BrakeStatistics, Quality, SampleText, TaskResult
 
 CONDITIONS = (
-    ("policy", "Policy", "Every parameter, defaults included."),
+    ("policy", "Policy", "Every parameter, defaults included; “How this was decided”, above, says what they mean."),
     ("state", "Machine: state", "What may differ from run to run."),
     ("workload", "Workload", "What was run, on what."),
     ("identity", "Machine: identity", "A change in any of these voids the cost models."),

@@ -17,6 +17,15 @@ from reports.info.keyfigures import (
     tpot_name,
 )
 from reports.info.origin import origin_sentence
+from reports.info.plain import (
+    how_it_was_compared,
+    how_long,
+    what_it_cost,
+    what_limits,
+    what_moved,
+    what_ran,
+    what_the_brake_did,
+)
 from reports.info.replay import replay_sentence, replayed
 from reports.info.roofline import roofline_info, roofline_sentence
 from reports.info.words import certainty, change, change_with_interval, interval, number, percent, plural
@@ -41,11 +50,13 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictInfo:
-    """``headline`` and ``sentences`` make the paragraph; ``one_sentence`` is for a terminal."""
+    """``plain`` is for any engineer, ``sentences`` say the same exactly, with all that it rests on; ``one_sentence`` is
+    for a terminal."""
 
     outcome: Outcome
     headline: str
     one_sentence: str
+    plain: tuple[str, ...]
     sentences: tuple[str, ...]
     limit: StepLimit
     next_steps: tuple[str, ...]
@@ -60,6 +71,17 @@ def verdict_info(run: RunRecord) -> VerdictInfo:
         outcome=outcome,
         headline=_headline(outcome, run),
         one_sentence=_one_sentence(outcome, run),
+        plain=(
+            what_ran(run),
+            how_it_was_compared(run),
+            what_moved(run),
+            how_long(run),
+            what_it_cost(run),
+            *filter(None, [origin_sentence(run)]),
+            *((what_the_brake_did(run.brake),) if run.brake else ()),
+            *_cautions(run),
+            what_limits(limit),
+        ),
         sentences=(
             _compared(run),
             _busiest(run),

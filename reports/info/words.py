@@ -65,6 +65,11 @@ def interval_words(bounds: tuple[float, float] | None, unit: str) -> str:
     return "no interval" if bounds is None else f"95 % interval {bounds[0]:.3f} to {bounds[1]:.3f} {unit}"
 
 
+def minute(moment: str) -> str:
+    """``2026-03-14 09:26 UTC`` of an ISO 8601 date and time in UTC; any other text as it is."""
+    return f"{moment[:10]} {moment[11:16]} UTC" if moment.endswith(("Z", "+00:00")) else moment
+
+
 def certainty(ratio: Ratio) -> str:
     """``outside the noise``, ``inside the noise``, or ``not sure`` where there is no interval."""
     if ratio.outside_noise:

@@ -10,6 +10,7 @@ from reports.figures.frontier import frontier_card
 from reports.figures.sweep import sweep_cards
 from reports.info.comparison import ComparedRun, ComparisonInfo
 from reports.info.keyfigures import NOTICEABLE_LOSS_RISE, KeyFigure
+from reports.info.policies import explained
 from reports.info.run import RunInfo
 from reports.info.words import change, change_with_interval, interval, percent, plural
 from reports.pages.page import Page
@@ -28,6 +29,11 @@ def comparison_page(info: ComparisonInfo, runs: tuple[RunInfo, ...]) -> Page:
         tone="good" if ahead else "neutral",
         headline=_headline(info, best, ahead=ahead),
         sentences=_sentences(info, best),
+        details=(
+            "Both times of a run come from passes in turns, with the router's own choice and with the policy, from "
+            "equal cache states. Intervals are bootstraps over those pairs.",
+            *dict.fromkeys(line for run in runs for line in explained(run.policy)),
+        ),
         next_steps=(),
         key_figures=tuple(_key_figure(run) for run in info.runs),
         warnings=_warnings(info),
@@ -49,7 +55,10 @@ def _headline(info: ComparisonInfo, best: ComparedRun, *, ahead: bool) -> str:
 
 
 def _sentences(info: ComparisonInfo, best: ComparedRun) -> tuple[str, ...]:
-    head = f"{plural(len(info.runs), 'run')}, each with its own interleaved baseline, compared with the first."
+    head = (
+        f"{plural(len(info.runs), 'run')} side by side. Each took turns between the router's own choice of experts and "
+        "its policy, which skips some of them; the runs are compared with the first."
+    )
     if len(info.runs) <= MOST_IN_WORDS:
         return (head, *map(_sentence, info.runs))
     mild = [run for run in info.runs if run.loss_rise and run.loss_rise.value < NOTICEABLE_LOSS_RISE]
@@ -63,11 +72,11 @@ def _sentences(info: ComparisonInfo, best: ComparedRun) -> tuple[str, ...]:
 
 def _sentence(run: ComparedRun) -> str:
     text = f"{run.label}: {format_seconds(run.tpot_policy.median)} per output token"
-    text += f", {change_with_interval(run.gain_tpot)} against its baseline"
+    text += f", {change_with_interval(run.gain_tpot)} against the router's own choice in the same run"
     if run.tpot_against_first:
-        text += f", {change_with_interval(run.tpot_against_first)} against the first"
+        text += f", {change_with_interval(run.tpot_against_first)} against the first run"
     if run.loss_rise:
-        text += f"; held-out loss {percent(run.loss_rise.value, signed=True)}"
+        text += f"; loss on text set aside {percent(run.loss_rise.value, signed=True)} (higher is worse)"
     return f"{text}."
 
 

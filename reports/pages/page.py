@@ -10,7 +10,8 @@ from reports.info.keyfigures import KeyFigure
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """``tone`` colours the badge: ``good``, ``bad`` or ``neutral``; ``facts`` are label and value."""
+    """``tone`` colours the badge: ``good``, ``bad`` or ``neutral``; ``facts`` are label and value. ``sentences`` are
+    for any reader, ``details`` for who wants to know how it was decided."""
 
     title: str
     facts: tuple[tuple[str, str], ...]
@@ -18,6 +19,7 @@ class Page:
     tone: str
     headline: str
     sentences: tuple[str, ...]
+    details: tuple[str, ...]
     next_steps: tuple[str, ...]
     key_figures: tuple[KeyFigure, ...]
     warnings: tuple[str, ...]

@@ -14,9 +14,10 @@ from reports.figures.search import search_card
 from reports.figures.steps import series_card, step_card
 from reports.figures.timing import phases_card, predicted_card
 from reports.info.keyfigures import movement_noun
+from reports.info.policies import explained
 from reports.info.run import RunInfo
 from reports.info.verdict import Outcome
-from reports.info.words import certainty
+from reports.info.words import certainty, minute
 from reports.pages.page import Page
 from store.records import Ratio
 
@@ -31,14 +32,15 @@ def run_page(info: RunInfo) -> Page:
         facts=(
             ("Model", info.model),
             ("Run", info.run_id),
-            ("Measured", info.created_at),
+            ("Measured", minute(info.created_at)),
             ("Devices", ", ".join(info.devices)),
-            ("Policy", info.policy),
+            ("Policy", info.policy.partition(":")[0]),
         ),
         badge=_badge(info.verdict.outcome, info.phases[0].gain),
         tone=info.verdict.outcome.tone,
         headline=info.verdict.headline,
-        sentences=info.verdict.sentences,
+        sentences=info.verdict.plain,
+        details=(*info.verdict.sentences, *explained(info.policy)),
         next_steps=info.verdict.next_steps,
         key_figures=info.verdict.key_figures,
         warnings=info.warnings,

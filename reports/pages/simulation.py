@@ -8,11 +8,14 @@ from reports.figures.facts import fact_card
 from reports.figures.heat import heat_card
 from reports.figures.simulation import busiest_layers_card, front_card, gaps_card, passes_card
 from reports.info.keyfigures import KeyFigure, movement_noun
+from reports.info.plain import TIERS
+from reports.info.policies import explained
 from reports.info.simulation import SimulatedPass, SimulationInfo
-from reports.info.words import number, percent, plural
+from reports.info.words import minute, number, percent, plural
 from reports.pages.page import Page
 
 MOST_KEY_FIGURES = 4
+MOST_FRONT = 5
 
 
 def simulation_content(info: SimulationInfo) -> Page:
@@ -24,7 +27,7 @@ def simulation_content(info: SimulationInfo) -> Page:
         title="What policies would do, by simulation",
         facts=(
             ("Simulation", info.simulation_id),
-            ("Simulated", info.created_at),
+            ("Simulated", minute(info.created_at)),
             ("Passes", str(len(info.passes))),
             ("Devices", str(info.devices)),
             ("Experts from", info.tier),
@@ -33,13 +36,23 @@ def simulation_content(info: SimulationInfo) -> Page:
         tone="neutral",
         headline=_headline(best, gain=gain),
         sentences=(
-            f"Passes over one trace on a described machine of {plural(info.devices, 'device')}, experts from "
-            f"{info.tier}; every time is predicted.",
-            f"On the Pareto front of step time and removed importance: {'; '.join(map(_on_front, info.front))}.",
+            f"Recorded traffic was replayed on a described machine of {plural(info.devices, 'device')}, with experts "
+            f"{' or '.join(TIERS.get(tier, tier) for tier in info.tier.split(' and '))}. No model ran: every time is "
+            "predicted.",
+            "A policy skips some of the experts that the router chose. That saves time, and removes what they would "
+            "have added: importance is the share of the router's weights that they carry.",
+            *_front_sentences(info),
+        ),
+        details=(
+            "A step is the sum of its layers, and a layer takes as long as its busiest device: what it moves, at the "
+            "machine's cost of an expert, and what it computes. Counts of movements and removed importance are exact "
+            "for this traffic.",
+            *dict.fromkeys(line for each in info.passes for line in explained(each.policy)),
+            *_cache_lines(info),
         ),
         next_steps=(f"Measure it on this machine: caee run --policy {best.policy}",) if gain else (),
         key_figures=tuple(_key_figure(each, router, noun) for each, router in _shown(info)),
-        warnings=info.notes,
+        warnings=tuple(f"{note[:1].upper()}{note[1:]}" for note in info.notes),
         sections=_sections(info, noun),
     )
 
@@ -64,15 +77,36 @@ def _headline(best: SimulatedPass, *, gain: bool) -> str:
     if not gain or best.cut is None:
         return "No simulated policy is faster than the router's own choice."
     return (
-        f"{best.label} would cut a step by {percent(best.cut)}, at {percent(best.removed_importance)} of importance "
-        "removed."
+        f"{percent(best.cut)} less time per step with {best.label}, at {percent(best.removed_importance)} of "
+        "importance removed."
     )
+
+
+def _front_sentences(info: SimulationInfo) -> list[str]:
+    """The passes worth choosing from; of many the fastest."""
+    front = info.front
+    found = [f"Nothing simulated is both faster and removes less than {'this' if len(front) == 1 else 'any of these'}:"]
+    found += map(_on_front, front[-MOST_FRONT:])
+    if len(front) > MOST_FRONT:
+        found.append(f"{len(front) - MOST_FRONT} more, which remove less and take longer, stand in the first figure.")
+    return found
 
 
 def _on_front(each: SimulatedPass) -> str:
     cut = f", {percent(each.cut)} less than the router's own choice" if each.cut else ""
     removed = percent(each.removed_importance)
-    return f"{each.label} ({format_seconds(each.mean_seconds)} per step{cut}; {removed} removed)"
+    return f"{each.label}: {format_seconds(each.mean_seconds)} per step{cut}; {removed} of importance removed."
+
+
+def _cache_lines(info: SimulationInfo) -> list[str]:
+    """What a name such as ``lfu 96`` says, where there are caches."""
+    cached = next((each for each in info.passes if each.cache), None)
+    if cached is None:
+        return []
+    return [
+        f"{cached.cache} {cached.cache_experts}: each device caches {number(cached.cache_experts)} experts, over all "
+        f"layers, and {cached.cache} is how the cache chooses which to give up."
+    ]
 
 
 def _shown(info: SimulationInfo) -> list[tuple[SimulatedPass, SimulatedPass]]:

@@ -72,7 +72,8 @@ def test_a_brake_is_on_the_page_in_the_terminal_and_in_the_documents(build: Modu
     assert values["times that it acted"] == 2
     assert values["router's own choice in force"] == 1024
     assert values["highest error"] == 0.064
-    assert brake_sentence(BUSY) in page.sentences
+    assert brake_sentence(BUSY) in page.details
+    assert any("The brake brought" in sentence for sentence in page.sentences)
     assert "acted 2 times" in markdown_page(page)
     assert Report(page=page, runs=(info,)).document()["runs"][0]["brake"]["trips"] == 2
     console = Console(width=400, record=True)

@@ -154,6 +154,11 @@ def test_the_page_is_silent_complete_and_fits(
             for panel in card.panels:
                 marks = opened.tab.locator(f"#plot-{panel.key}").evaluate(MARKS)
                 assert marks == expected_marks(panel.data), panel.key
+        opened.tab.locator(".plain summary").click()
+        assert opened.tab.locator(".plain li").last.is_visible()
+        assert opened.tab.evaluate(OVERFLOWING) == []
+        assert opened.tab.evaluate(OVERLAPPING) == []
+        assert opened.tab.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def expected_marks(data: list[Any]) -> dict[str, int]:
@@ -391,6 +396,7 @@ def test_axe_finds_no_serious_violation(
     chromium: Any, pages: dict[str, tuple[Path, Page]], axe: str, name: str, width: int, scheme: str
 ) -> None:
     with Opened(chromium, pages[name][0], width=width, scheme=scheme) as opened:
+        opened.tab.locator(".plain summary").click()
         opened.tab.add_script_tag(content=axe)
         found = opened.tab.evaluate("axe.run({ exclude: ['.plot svg'] }, { resultTypes: ['violations'] })")
         serious = [

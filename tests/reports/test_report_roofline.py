@@ -132,9 +132,9 @@ def test_without_a_roofline_the_card_says_why(build: ModuleType) -> None:
     (card,) = (card for card in page.cards if card.key == "roofline")
     assert card.panels == ()
     assert "not measured" in str(card.table.rows[0][1])
-    assert not any("Roofline" in sentence for sentence in page.sentences)
+    assert not any("Roofline" in sentence for sentence in page.details)
 
 
 def test_the_verdict_says_what_limits_the_matmuls(build: ModuleType) -> None:
-    sentences = run_page(run_info(run_with(build))).sentences
+    sentences = run_page(run_info(run_with(build))).details
     assert sum("Roofline" in sentence for sentence in sentences) == 1
