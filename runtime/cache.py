@@ -66,6 +66,11 @@ class CacheSpec:
             key: getattr(self, key) if key == "decay" else int(getattr(self, key)) for key in KEYS.get(self.kind, ())
         }
 
+    @property
+    def counts_demand(self) -> bool:
+        """Whether the router's own choice is counted, pruned or not, rather than what is used."""
+        return self.kind == "forecast"
+
     def __str__(self) -> str:
         changed = [f"decay={self.decay:g}"] if self.decay != 1.0 else []
         changed += [f"{key}=1" for key in ("admit", "prefetch") if getattr(self, key)]
@@ -209,15 +214,16 @@ class CacheBook:
         self._moment += 1
         self._layer = layer
         flat = np.asarray(experts, np.int64) + layer * self._experts
-        if self.spec.kind == "forecast" and demanded is not None:
+        if self.spec.counts_demand and demanded is not None:
             self._count[np.asarray(demanded, np.int64) + layer * self._experts] += 1
         else:
             self._count[flat] += 1
         slots = self._slot_of[flat]
+        if slots.min(initial=0) >= 0:
+            self._last[slots] = self._moment * self._size + flat
+            return []
         hits = slots >= 0
         self._last[slots[hits]] = self._moment * self._size + flat[hits]
-        if hits.all():
-            return []
         victims = _Victims(self, slots[hits])
         return [self._fetch(int(key), victims) for key in flat[~hits]]
 

@@ -30,8 +30,9 @@ from runtime.experts.rows import (
     all_finite,
     changed_tokens,
     count_by_device,
+    count_layer,
     experts_by_device,
-    extremes,
+    gates_of,
     of_real_tokens,
 )
 from runtime.experts.stock import StockKernel
@@ -40,7 +41,6 @@ from runtime.layout import Layout
 from runtime.models.load import LoadedModel
 from runtime.models.router import RouterView, WeightRule, as_float64
 from runtime.parallel import Ranks
-from runtime.policy import slot_kernels
 from runtime.policy.guard import Brake
 from runtime.policy.make import make_policy
 from runtime.policy.spec import parse_policy
@@ -56,7 +56,7 @@ from runtime.policy.types import (
     Tokens,
 )
 from runtime.prefetch import prefetch_idle
-from runtime.recording import BrakeStep, Counts, LayerStep, StepRecord, Timers
+from runtime.recording import BrakeStep, LayerStep, StepRecord, Timers
 from runtime.shadow import relative_error
 from runtime.trace.live import NoObserver, RoutingObserver
 
@@ -78,6 +78,7 @@ class StepContext:
     ) -> None:
         self.real_T = real_T
         self.real_G = real_T if real_G is None else real_G
+        self.all_real = bool(real_T.all())
         self.policy = policy
         self.bypass_cache = bypass_cache
         self.record = StepRecord(tokens=int(self.real_G.sum()), prefill=prefill)
@@ -113,6 +114,16 @@ class ExpertExecution:
         self._staging = range(layout.cache_slots, layout.cache_slots + layout.staging_slots)
         # What each cache slot really holds, as layer · N + expert; the book says what it should hold.
         self._held = np.full(layout.cache_slots, -1, np.int64)
+        # Set where everything is in its slot for good: this device's slot of each expert [L, N], -1 for the others'.
+        self._fixed_slots_LN: Ints | None = None
+        self._on_device = Machine(
+            placement_NR=layout.placement_N[:, None],
+            cost_NR=layout.cost_N[:, None],
+            resident_NR=None,
+            devices=layout.devices,
+            groups=layout.groups,
+        )
+        self._none_N = np.zeros(self.num_experts, np.bool_)
         self._router_policy = make_policy(parse_policy("router"), offloading=layout.offloading)
         self.kernels: list[StockKernel] = []
         self._routers: list[RouterView] = []
@@ -160,6 +171,20 @@ class ExpertExecution:
         requests = [Request(*divmod(int(wanted[slot]), self.num_experts), int(slot)) for slot in stale]
         self._transfers.fetch(requests).wait()
         self._held[stale] = wanted[stale]
+        self._fixed_slots_LN = None if self.layout.offloading else self._slots_if_all_have_one()
+
+    def _slots_if_all_have_one(self) -> Ints | None:
+        """[L, N] the slots of this device's experts, where every device has all of its own in its cache."""
+        slots_LN = np.full((self.num_layers, self.num_experts), -1, np.int64)
+        for device, book in enumerate(self.books):
+            own = np.flatnonzero(self.layout.placement_N == device)
+            for layer in range(self.num_layers):
+                slots = book.slots_of(layer, own)
+                if min(slots) < 0:
+                    return None
+                if device == self._ranks.rank:
+                    slots_LN[layer, own] = slots
+        return slots_LN
 
     def start_step(self, context: StepContext) -> None:
         """Every forward pass of the model begins with this."""
@@ -185,16 +210,20 @@ class ExpertExecution:
         # Waits for the device, whose work until here is not part of the decision.
         chosen_TK = top_k_index.detach().cpu().numpy()
         start, exchanged = time.perf_counter(), self.dispatch.seconds
-        own_TK = of_real_tokens(chosen_TK, context.real_T)
+        if context.all_real:
+            own_TK = np.array(chosen_TK, np.int64, order="C")
+        else:
+            own_TK = of_real_tokens(chosen_TK, context.real_T)
         ids_TK, weights_TK, everywhere = self._route(layer, context, hidden_states, own_TK, top_k_index, top_k_weights)
         plan = self._plan(layer, context, everywhere.ids_GK, everywhere.own_GK)
         exchanged = self.dispatch.seconds - exchanged
         timers.decide += time.perf_counter() - start - exchanged
         timers.exchange += exchanged
         rows_RH = self._compute(plan, kernel, everywhere.hidden_GH, everywhere.ids_GK, timers)
-        computed = self.clock.mark()
-        self._ranks.sum_(rows_RH)
-        self.clock.add(timers, "exchange", computed)
+        if self._ranks.world > 1:
+            computed = self.clock.mark()
+            self._ranks.sum_(rows_RH)
+            self.clock.add(timers, "exchange", computed)
         output_TH = kernel.reduce(self._own_rows(rows_RH, context), weights_TK, ids_TK)
         if self._sample_is_due(context):
             self._sample(layer, kernel, context, everywhere, (own_TK, top_k_weights), output_TH)
@@ -217,12 +246,11 @@ class ExpertExecution:
     ) -> tuple[Ints, torch.Tensor, Dispatched]:
         """Ids [T, K] after the decision, −1 for nothing, and their weights; tokens left alone keep the router's own.
         And what all ranks dispatch."""
-        tokens = self._tokens(layer, context, own_TK, top_k_index, top_k_weights)
+        # Bad scores never stop a live run: the layer falls back to the router's own choice, and is counted.
+        tokens, sound = self._tokens(layer, context, own_TK, top_k_index, top_k_weights)
         self.observer.see(layer, tokens)
         resident_N = self._resident(layer)
         machine = self._machine(layer, context.policy, resident_N)
-        # Bad scores never stop a live run: the layer falls back to the router's own choice, and is counted.
-        sound = all_finite(tokens.gates_TK, context.real_T)
         # The brake watches a policy, not the router itself, and no pass beside the caches.
         is_watched = not context.bypass_cache and context.policy.spec.name != "router"
         brake = self.brake if is_watched else None
@@ -239,20 +267,27 @@ class ExpertExecution:
         weights_TK = _merge_weights(own_TK, routed, top_k_weights)
         if self.check_ranks:
             self._compare_decisions(layer, decision, everywhere, weights_TK)
-        highest, lowest = extremes(summary.importance_N, summary.active_N)
+        layout = self.layout
+        counts = count_layer(
+            everywhere.own_GK,
+            everywhere.ids_GK,
+            layout.placement_N,
+            resident_N,
+            layout.devices,
+            summary.importance_N,
+            summary.active_N,
+        )
         scale = 1.0 / SHARE_UNIT / max(1, summary.tokens)
-        before_D, _ = self._counts(everywhere.own_GK, resident_N)
-        after_D, dispatched_D = self._counts(everywhere.ids_GK, resident_N)
         context.record.layers.append(
             LayerStep(
                 layer=layer,
-                misses_before_D=before_D,
-                misses_after_D=after_D,
-                dispatched_D=dispatched_D,
+                misses_before_D=counts.misses_before_D,
+                misses_after_D=counts.misses_after_D,
+                dispatched_D=counts.dispatched_D,
                 removed=everywhere.removed,
                 rerouted_slots=everywhere.rerouted_slots,
-                importance_highest=highest * scale,
-                importance_lowest=lowest * scale,
+                importance_highest=counts.highest * scale,
+                importance_lowest=counts.lowest * scale,
                 fell_back=not sound,
                 brake=None if brake is None else BrakeStep(braked),
             )
@@ -295,34 +330,39 @@ class ExpertExecution:
         own_TK: Ints,
         top_k_index: torch.Tensor,
         top_k_weights: torch.Tensor,
-    ) -> Tokens:
+    ) -> tuple[Tokens, bool]:
+        """What the router decided, and whether it gave numbers for every real token."""
         found = self._routers[layer].scores(top_k_index, top_k_weights)
         if found is None:
             scores_TN = selection_TN = None
             gates_TK = np.where(own_TK >= 0, as_float64(top_k_weights), 0.0)
+            sound = all_finite(gates_TK, context.real_T)
         else:
             scores, selection = found
             scores_TN = as_float64(scores)
             selection_TN = scores_TN if selection is scores else as_float64(selection)
             gates_TK = np.empty(own_TK.shape)
-            slot_kernels.gather(scores_TN, own_TK, gates_TK)
-        return Tokens(
+            sound = gates_of(scores_TN, own_TK, context.real_T, gates_TK)
+        tokens = Tokens(
             topk_ids_TK=own_TK,
             gates_TK=gates_TK,
             scores_TN=scores_TN,
             selection_scores_TN=selection_TN,
             token_mask_T=context.real_T,
         )
+        return tokens, sound
 
     def _machine(self, layer: int, policy: Policy, resident_N: Bools) -> Machine:
         layout = self.layout
+        if not layout.offloading:
+            return self._on_device
         rate_N = None
-        if layout.offloading and policy.spec.parameters.get("reuse"):
+        if policy.spec.parameters.get("reuse"):
             rate_N = sum((book.rate(layer) for book in self.books), np.zeros(self.num_experts))
         return Machine(
             placement_NR=layout.placement_N[:, None],
             cost_NR=layout.cost_N[:, None],
-            resident_NR=resident_N[:, None] if layout.offloading else None,
+            resident_NR=resident_N[:, None],
             devices=layout.devices,
             groups=layout.groups,
             rate_N=rate_N,
@@ -331,15 +371,11 @@ class ExpertExecution:
     def _resident(self, layer: int) -> Bools:
         """[N] whether each expert is in its own device's cache; on-device none is, since each is read."""
         if not self.layout.offloading:
-            return np.zeros(self.num_experts, np.bool_)
+            return self._none_N
         resident = self.books[0].resident(layer)
         for book in self.books[1:]:
             resident |= book.resident(layer)
         return resident
-
-    def _counts(self, ids_TK: Ints, resident_N: Bools) -> tuple[Counts, Counts]:
-        """[D] paid movements if ``ids_TK`` were dispatched now, and experts dispatched."""
-        return count_by_device(ids_TK, self.layout.placement_N, resident_N, self.layout.devices)
 
     # fetch and compute ------------------------------------------------------------------------------------------------
 
@@ -347,8 +383,14 @@ class ExpertExecution:
         """Advance every device's book; for this device, which expert comes into which slot, in waves."""
         placement_N = self.layout.placement_N
         used_E, used_D1 = experts_by_device(ids_TK, placement_N, self.layout.devices)
-        wanted_E, wanted_D1 = experts_by_device(own_TK, placement_N, self.layout.devices)
         plan = _Plan()
+        if self._fixed_slots_LN is not None:
+            here = used_E[used_D1[self._ranks.rank] : used_D1[self._ranks.rank + 1]]
+            plan.ready = dict(zip(here.tolist(), self._fixed_slots_LN[layer, here].tolist(), strict=True))
+            return plan
+        counts_demand = self.books[0].spec.counts_demand
+        if counts_demand:
+            wanted_E, wanted_D1 = experts_by_device(own_TK, placement_N, self.layout.devices)
         for device, book in enumerate(self.books):
             here = used_E[used_D1[device] : used_D1[device + 1]]
             mine = device == self._ranks.rank
@@ -358,7 +400,8 @@ class ExpertExecution:
                 continue
             if mine:
                 plan.use_resident(layer, book, here)
-            fetches = book.dispatch(layer, here, wanted_E[wanted_D1[device] : wanted_D1[device + 1]])
+            demanded = wanted_E[wanted_D1[device] : wanted_D1[device + 1]] if counts_demand else None
+            fetches = book.dispatch(layer, here, demanded)
             if mine:
                 cached = [Request(layer, f.expert, f.slot) for f in fetches if f.slot is not None]
                 self._hold(cached)
@@ -437,7 +480,8 @@ class ExpertExecution:
         own_GK = everywhere.own_GK
         if not np.array_equal(everywhere.ids_GK, own_GK):
             own_TK, weights_TK = own
-            fetches = int(self._counts(own_GK, self._resident(layer))[0].sum())
+            misses_D, _ = count_by_device(own_GK, self.layout.placement_N, self._resident(layer), self.layout.devices)
+            fetches = int(misses_D.sum())
             experts = np.unique(own_GK[own_GK >= 0])
             here = experts[self.layout.placement_N[experts] == self._ranks.rank]
             plan = _Plan()

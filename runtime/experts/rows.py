@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.compile import compiled
+from runtime.policy.slot_kernels import gather
 from runtime.policy.types import Bools, Floats, Ints
 
 
@@ -93,6 +94,17 @@ def experts_by_device(ids_TK: Ints, placement_N: Ints, devices: int) -> tuple[In
 
 
 @compiled
+def all_finite(values_TK: Floats, real_T: Bools) -> bool:
+    """Whether every real token's values are numbers."""
+    for t in range(len(values_TK)):
+        if real_T[t]:
+            for value in values_TK[t]:
+                if not np.isfinite(value):
+                    return False
+    return True
+
+
+@compiled
 def of_real_tokens(ids_TK: Ints, real_T: Bools) -> Ints:
     """A copy with empty slots for tokens that are none."""
     own_TK = np.empty(ids_TK.shape, np.int64)
@@ -103,14 +115,10 @@ def of_real_tokens(ids_TK: Ints, real_T: Bools) -> Ints:
 
 
 @compiled
-def all_finite(values_TK: Floats, real_T: Bools) -> bool:
-    """Whether every real token's values are numbers."""
-    for t in range(len(values_TK)):
-        if real_T[t]:
-            for value in values_TK[t]:
-                if not np.isfinite(value):
-                    return False
-    return True
+def gates_of(scores_TN: Floats, ids_TK: Ints, real_T: Bools, gates_TK: Floats) -> bool:
+    """Fill ``gates_TK`` with the scores of ``ids_TK``, 0 for empty slots; whether every real token's are numbers."""
+    gather(scores_TN, ids_TK, gates_TK)
+    return all_finite(gates_TK, real_T)
 
 
 @compiled
@@ -151,3 +159,31 @@ def count_by_device(
             if not resident_N[expert]:
                 missing_D[placement_N[expert]] += 1
     return missing_D, dispatched_D
+
+
+class LayerCounts(NamedTuple):
+    """[D] paid movements of the router's own choice and of the decision's, experts dispatched; the highest and the
+    lowest importance of an active expert."""
+
+    misses_before_D: npt.NDArray[np.int32]
+    misses_after_D: npt.NDArray[np.int32]
+    dispatched_D: npt.NDArray[np.int32]
+    highest: int
+    lowest: int
+
+
+@compiled
+def count_layer(
+    own_TK: Ints,
+    ids_TK: Ints,
+    placement_N: Ints,
+    resident_N: Bools,
+    devices: int,
+    importance_N: Ints,
+    active_N: Bools,
+) -> LayerCounts:
+    """``count_by_device`` before and after the decision, and ``extremes``, in one call."""
+    before_D, _ = count_by_device(own_TK, placement_N, resident_N, devices)
+    after_D, dispatched_D = count_by_device(ids_TK, placement_N, resident_N, devices)
+    highest, lowest = extremes(importance_N, active_N)
+    return LayerCounts(before_D, after_D, dispatched_D, highest, lowest)

@@ -89,7 +89,11 @@ class RouterView:
     def _infer(self, logits: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> WeightRule:
         sound = logits.isfinite().all(1) & weights.isfinite().all(1)
         if not sound.any():
-            raise self._refused("its scores are not numbers, so the checkpoint is probably damaged")
+            raise CheckpointError(
+                f"the router of {self._name} gives scores that are no numbers: weights in its layer or before it are "
+                "NaN or infinite",
+                hint="the checkpoint is damaged; download it again, or try --dtype float32 if it runs in float16",
+            )
         logits, ids, given = logits[sound], ids[sound], weights[sound].float()
         functions = ("sigmoid", "softmax") if self._bias is not None else ("softmax", "sigmoid")
         for function in functions:
@@ -142,4 +146,4 @@ def _gate(function: str, logits: torch.Tensor) -> torch.Tensor:
 
 def as_float64(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.float64]]:
     """A float64 copy on the host: the decision widens float32 scores, so that all ranks compute on the same values."""
-    return tensor.detach().float().double().cpu().numpy()
+    return tensor.detach().to("cpu", torch.float64, copy=True).numpy()

@@ -13,6 +13,7 @@ import torch
 
 from runtime.cache import CacheBook
 from runtime.execution import ExpertExecution, StepContext
+from runtime.experts.rows import all_finite
 from runtime.experts.transfer import TransferEngine
 from runtime.layout import Layout
 from runtime.models.load import LoadedModel
@@ -67,9 +68,10 @@ class ReplayExecution(ExpertExecution):
         own_TK: Ints,
         top_k_index: torch.Tensor,
         top_k_weights: torch.Tensor,
-    ) -> Tokens:
+    ) -> tuple[Tokens, bool]:
         assert self._rows is not None, "a step comes first"
-        return tokens_of(self._rows, layer)
+        tokens = tokens_of(self._rows, layer)
+        return tokens, all_finite(tokens.gates_TK, context.real_T)
 
     @torch.inference_mode()
     def step(self, rows: Rows, policy: Policy) -> StepRecord:
