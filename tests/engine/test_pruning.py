@@ -183,6 +183,22 @@ def test_on_device_every_dispatched_expert_is_paid_and_none_is_fetched(
             assert layer.misses_after_D.tolist() == layer.dispatched_D.tolist()
 
 
+def test_on_device_the_way_there_does_not_show(checkpoint: Checkpoint, open_session: OpenSession) -> None:
+    """Brought when first used, or all at once, after which nothing is looked up any more: the same tokens and counts."""
+    found = []
+    for filled in (False, True):
+        session = open_session(
+            checkpoint("qwen3_moe", top_k=4), tier="device", policy="caee:theta=0.6", max_new_tokens=4
+        )
+        if filled:
+            session.execution.fill_caches()
+        assert (session.execution._fixed_slots_LN is not None) == filled
+        record = session.run_pass(PROMPTS, session.asked_policy())
+        counts = [[layer.dispatched_D.tolist() for layer in step.layers] for step in record.steps]
+        found.append((record.token_ids, counts))
+    assert found[0] == found[1]
+
+
 def test_a_bypassed_cache_stays_as_it_is(checkpoint: Checkpoint, open_session: OpenSession) -> None:
     session = open_session(checkpoint("qwen3_moe", top_k=4), cache_experts=5)
     session.run_pass(PROMPTS, session.router)

@@ -13,8 +13,10 @@ from runtime.experts.rows import (
     all_finite,
     changed_tokens,
     count_by_device,
+    count_layer,
     experts_by_device,
     extremes,
+    gates_of,
     of_real_tokens,
     rows_by_place,
 )
@@ -100,3 +102,26 @@ def test_count_by_device(routing: tuple[np.ndarray, int], devices: int, seed: in
         here = {expert for expert in used if placement_N[expert] == device}
         assert dispatched_D[device] == len(here)
         assert missing_D[device] == len({expert for expert in here if not resident_N[expert]})
+
+
+@given(routing=routings(), devices=st.integers(1, 8), seed=st.integers(0, 100))
+def test_many_at_once_are_as_each_on_its_own(routing: tuple[np.ndarray, int], devices: int, seed: int) -> None:
+    own_TK, experts = routing
+    chance = np.random.default_rng(seed)
+    ids_TK = np.where(chance.random(own_TK.shape) < 0.3, -1, own_TK)
+    placement_N, resident_N = chance.integers(0, devices, experts), chance.random(experts) < 0.5
+    importance_N, active_N = chance.integers(0, 1 << 40, experts), chance.random(experts) < 0.5
+    counts = count_layer(own_TK, ids_TK, placement_N, resident_N, devices, importance_N, active_N)
+    before, after = (count_by_device(each, placement_N, resident_N, devices) for each in (own_TK, ids_TK))
+    expected = (before[0], *after)
+    for found_D, expected_D in zip(counts[:3], expected, strict=True):
+        assert found_D.tolist() == expected_D.tolist()
+    assert counts[3:] == extremes(importance_N, active_N)
+
+    scores_TN = chance.choice([0.5, 1.0, np.nan], (len(own_TK), experts), p=[0.6, 0.39, 0.01])
+    real_T = chance.random(len(own_TK)) < 0.7
+    gates_TK = np.full(own_TK.shape, 7.0)
+    assert gates_of(scores_TN, own_TK, real_T, gates_TK) == all_finite(gates_TK, real_T)
+    for row, slot in np.ndindex(own_TK.shape):
+        expected_gate = scores_TN[row, own_TK[row, slot]] if own_TK[row, slot] >= 0 else 0.0
+        np.testing.assert_equal(gates_TK[row, slot], expected_gate)
