@@ -62,7 +62,8 @@ def gap_card(info: GapInfo, noun: str) -> Card:
     return Card(
         key="gap",
         title="Gap between the busiest and the least busy device",
-        lede=f"Share of layer-steps by gap, in {noun}; 0 is perfect balance. Mean gap: {means}.",
+        lede=f"Of every layer in every step, how many {noun} lie between the two; 0 is perfect balance. "
+        f"Mean gap: {means}.",
         table=table(
             ("gap", "gap", "experts"),
             ("layer_steps_before", "before", "layer-steps"),

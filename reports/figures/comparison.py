@@ -11,6 +11,7 @@ from reports.figures import theme
 from reports.figures.card import Card, Panel, error_bars, plain, series_colour, traces, with_legend
 from reports.info.comparison import ComparedRun, ComparisonInfo
 from reports.info.keyfigures import movement_noun
+from reports.info.policies import shortened
 from reports.info.table import Cell, Column, DataTable, table
 from reports.info.words import change_with_interval, interval_words, plural, with_bounds
 from store.records import Estimate, Ratio
@@ -76,6 +77,7 @@ def busiest_card(info: ComparisonInfo) -> Card:
         )
         for at, run in enumerate(info.runs)
     ]
+    most = max(len(run.busiest_by_layer) for run in info.runs)
     return Card(
         key="runs-layers",
         title="Busiest device by layer",
@@ -93,7 +95,7 @@ def busiest_card(info: ComparisonInfo) -> Card:
                 data=traces(*lines),
                 layout={
                     "height": with_legend(320, len(lines)),
-                    "xaxis": {"title": {"text": "layer"}},
+                    "xaxis": {"title": {"text": "layer"}, "dtick": max(1, most // 10)},
                     "yaxis": {"title": {"text": f"{noun} per step"}, "rangemode": "tozero"},
                 },
                 alt=f"A line for each of {plural(len(info.runs), 'run')} over their layers.",
@@ -105,10 +107,12 @@ def busiest_card(info: ComparisonInfo) -> Card:
 def side_by_side_card(info: ComparisonInfo) -> Card:
     """A column for each run."""
     noun = movement_noun(info.tier)
+    written = shortened([run.policy for run in info.runs])
+    policies = {run.run_id: policy for run, policy in zip(info.runs, written, strict=True)}
     figures: tuple[tuple[str, Callable[[ComparedRun], Cell]], ...] = (
         ("run", lambda run: run.run_id),
         ("model", lambda run: run.model),
-        ("policy", lambda run: run.policy),
+        ("policy", lambda run: policies[run.run_id]),
         ("TPOT against baseline", lambda run: change_with_interval(run.gain_tpot)),
         ("TTFT against baseline", lambda run: change_with_interval(run.gain_ttft) if run.gain_ttft else None),
         ("TPOT against the first run", lambda run: _against_first(run.tpot_against_first)),

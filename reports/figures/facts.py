@@ -9,7 +9,7 @@ from reports.info.machine import Fact
 from reports.info.run import PassFigures, RunInfo
 from reports.info.table import Cell, table
 from reports.info.tasks import SHAPES, metric_name
-from reports.info.words import plural
+from reports.info.words import minute, plural
 from store.records import BrakeStatistics, Quality, SampleText, TaskResult
 
 CONDITIONS = (
@@ -60,8 +60,9 @@ def quality_card(quality: Quality) -> Card:
         key="quality",
         title="Quality on held-out text",
         lede=(
-            f"{plural(quality.sequences, 'sequence')} teacher-forced in lockstep, one token each per step, on the "
-            "policy's own evolving caches. The interval is a paired bootstrap over sequences."
+            f"{plural(quality.sequences, 'sequence')} of given text, read token by token with and without the policy: "
+            "how likely is the token that comes next? Each way keeps caches of its own. The interval is a paired "
+            "bootstrap over sequences."
         ),
         table=table(
             ("figure", "figure"),
@@ -184,7 +185,7 @@ def verdicts_card(runs: tuple[RunInfo, ...]) -> Card:
             ("run", "run"),
             ("measured_at", "measured"),
             ("verdict", "verdict"),
-            rows=((run.run_id, run.created_at, run.verdict.one_sentence) for run in runs),
+            rows=((run.run_id, minute(run.created_at), run.verdict.one_sentence) for run in runs),
         ),
     )
 

@@ -122,7 +122,7 @@ def gaps_card(info: SimulationInfo, noun: str) -> Card:
     return Card(
         key="gaps",
         title="Gap between the busiest and the least busy device",
-        lede=f"Share of layer-steps by gap in {noun}; 0 is perfect balance.",
+        lede=f"Of every layer in every step, how many {noun} lie between the two; 0 is perfect balance.",
         table=table(
             ("pass", "pass"),
             ("gap", "gap", "experts"),
@@ -137,7 +137,11 @@ def gaps_card(info: SimulationInfo, noun: str) -> Card:
                     "height": 300,
                     "barmode": "group",
                     "showlegend": True,
-                    "xaxis": {"title": {"text": f"gap ({noun})"}, "range": [-0.6, reach - 0.4]},
+                    "xaxis": {
+                        "title": {"text": f"gap ({noun})"},
+                        "range": [-0.6, reach - 0.4],
+                        "dtick": max(1, reach // 12),
+                    },
                     "yaxis": {"title": {"text": "share of layer-steps"}, "tickformat": ".0%", "rangemode": "tozero"},
                 },
                 alt=variants[info.best].alt,
@@ -152,6 +156,7 @@ def gaps_card(info: SimulationInfo, noun: str) -> Card:
 def busiest_layers_card(info: SimulationInfo, noun: str) -> Card:
     """Busiest device of every layer under one pass, before and after."""
     variants = tuple(_busiest_variant(each, noun) for each in info.passes)
+    most = max(len(each.balance.layers) for each in info.passes)
     return Card(
         key="busiest-layers",
         title="Busiest device by layer",
@@ -174,7 +179,7 @@ def busiest_layers_card(info: SimulationInfo, noun: str) -> Card:
                 layout={
                     "height": 300,
                     "barmode": "group",
-                    "xaxis": {"title": {"text": "layer"}},
+                    "xaxis": {"title": {"text": "layer"}, "dtick": max(1, most // 10)},
                     "yaxis": {"title": {"text": f"{noun} per step"}, "rangemode": "tozero"},
                 },
                 alt=variants[info.best].alt,

@@ -33,7 +33,7 @@ class ComparedRun:
     ``label``, ``series``, ``knob`` and ``knob_value``: see ``RunName``.
 
     ``tpot_against_first`` and ``ttft_against_first``: with-policy medians, this run's ÷ the first's; None for the
-    first, and TTFT where nothing is generated.
+    first, and TTFT where nothing is generated. ``baseline_against_first``: the same of the baseline's TPOT.
     """
 
     run_id: str
@@ -57,6 +57,7 @@ class ComparedRun:
     loss_rise: Interval | None
     top1_agreement: float | None
     tpot_against_first: Ratio | None
+    baseline_against_first: Ratio | None
     ttft_against_first: Ratio | None
     busiest_by_layer: tuple[tuple[int, float, float], ...]
 
@@ -97,6 +98,16 @@ class ComparisonInfo:
             if knob is not None and len(values) > 1:
                 found.append(Sweep(knob=knob, series=runs[0].series, runs=runs))
         return tuple(found)
+
+    @property
+    def unsteady(self) -> tuple[ComparedRun, ...]:
+        """Runs in which the router's own choice took another time than in the first, though only policies differ: then
+        the machine itself was not equally fast."""
+        if set(self.differing) - {"policy"} or self.unlike_hosts:
+            return ()
+        return tuple(
+            run for run in self.runs if run.baseline_against_first and run.baseline_against_first.outside_noise
+        )
 
     @property
     def front_by_importance(self) -> tuple[ComparedRun, ...]:
@@ -160,11 +171,11 @@ def median_ratio(samples: Sequence[float], reference: Sequence[float]) -> Ratio:
 
 
 def _compared(run: RunRecord, name: RunName, first: RunRecord | None) -> ComparedRun:
-    def against_first(phase: str) -> Ratio | None:
+    def against_first(phase: str, passes: str = "with_policy") -> Ratio | None:
         if first is None:
             return None
-        own: Estimate | None = getattr(run.with_policy, phase)
-        other: Estimate | None = getattr(first.with_policy, phase)
+        own: Estimate | None = getattr(getattr(run, passes), phase)
+        other: Estimate | None = getattr(getattr(first, passes), phase)
         return median_ratio(own.samples, other.samples) if own and other else None
 
     return ComparedRun(
@@ -189,6 +200,7 @@ def _compared(run: RunRecord, name: RunName, first: RunRecord | None) -> Compare
         loss_rise=_loss_rise(run.quality) if run.quality else None,
         top1_agreement=run.quality.top1_agreement if run.quality else None,
         tpot_against_first=against_first("tpot_seconds"),
+        baseline_against_first=against_first("tpot_seconds", "baseline"),
         ttft_against_first=against_first("ttft_seconds"),
         busiest_by_layer=tuple(
             (layer.layer, max(layer.device_misses_before, default=0.0), max(layer.device_misses_after, default=0.0))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 POLICIES = {
     "router": "runs every expert that the router chose",
     "caee": "skips an expert where a token can do without it and moving it would make the slowest device slower",
@@ -45,17 +47,34 @@ PARAMETERS = {
 _OF_POLICY = {("lynx", "beta"): "how low the lowest vote is"}
 
 
+_SHARED = ("compensation", "reselect", "renormalize", "routed_scaling_factor")
+
+
+def shortened(written: Sequence[str]) -> tuple[str, ...]:
+    """Policies as they are written, without the settings of all policies in which these ones agree."""
+    pairs = [each.partition(":")[2].split(",") for each in written]
+    common = {pair for pair in pairs[0] if pair.startswith(_SHARED) and all(pair in other for other in pairs)}
+    found = []
+    for each, own in zip(written, pairs, strict=True):
+        kept = ",".join(pair for pair in own if pair not in common)
+        found.append(each.partition(":")[0] + (f":{kept}" if kept else ""))
+    return tuple(found)
+
+
 def policy_words(name: str) -> str:
     """What the policy does, to come after “which”."""
     return POLICIES.get(name, "leaves out some of the experts that the router chose")
 
 
-def explained(written: str) -> tuple[str, ...]:
-    """A policy as it is written (``caee:theta=0.8``), what it does, and what each parameter means."""
-    name, _, pairs = written.partition(":")
-    keys = [pair.partition("=")[0] for pair in pairs.split(",")]
-    known = [(key, _OF_POLICY.get((name, key)) or PARAMETERS.get(key)) for key in keys]
-    return (
-        f"{written} – {name} {policy_words(name)}.",
-        *(f"{key}: {meaning}." for key, meaning in known if meaning),
-    )
+def explained(written: Sequence[str]) -> tuple[str, ...]:
+    """Policies as they are written (``caee:theta=0.8``): what each does, then what each parameter means."""
+    by_name: dict[str, list[str]] = {}
+    meanings: dict[str, None] = {}
+    for each in dict.fromkeys(written):
+        name, _, pairs = each.partition(":")
+        by_name.setdefault(name, []).append(each)
+        for key in (pair.partition("=")[0] for pair in pairs.split(",")):
+            if meaning := _OF_POLICY.get((name, key)) or PARAMETERS.get(key):
+                meanings[f"{key}: {meaning}."] = None
+    does = [f"{name} {policy_words(name)}. As written: {'; '.join(these)}." for name, these in by_name.items()]
+    return (*does, *meanings)

@@ -40,7 +40,7 @@ def run_page(info: RunInfo) -> Page:
         tone=info.verdict.outcome.tone,
         headline=info.verdict.headline,
         sentences=info.verdict.plain,
-        details=(*info.verdict.sentences, *explained(info.policy)),
+        details=(*info.verdict.sentences, *explained([info.policy])),
         next_steps=info.verdict.next_steps,
         key_figures=info.verdict.key_figures,
         warnings=info.warnings,

@@ -47,7 +47,7 @@ def simulation_content(info: SimulationInfo) -> Page:
             "A step is the sum of its layers, and a layer takes as long as its busiest device: what it moves, at the "
             "machine's cost of an expert, and what it computes. Counts of movements and removed importance are exact "
             "for this traffic.",
-            *dict.fromkeys(line for each in info.passes for line in explained(each.policy)),
+            *explained([each.policy for each in info.passes]),
             *_cache_lines(info),
         ),
         next_steps=(f"Measure it on this machine: caee run --policy {best.policy}",) if gain else (),

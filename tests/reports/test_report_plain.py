@@ -10,7 +10,7 @@ import pytest
 
 from reports.html.render import render_page
 from reports.info.comparison import comparison_info
-from reports.info.policies import PARAMETERS, explained, policy_words
+from reports.info.policies import PARAMETERS, explained, policy_words, shortened
 from reports.info.policies import POLICIES as WORDS
 from reports.info.run import run_info
 from reports.info.simulation import simulation_info
@@ -22,7 +22,7 @@ from reports.pages.page import Page
 from reports.pages.run import run_page
 from reports.pages.simulation import simulation_content
 from runtime.policy.spec import POLICIES, SHARED_KEYS
-from store.records import BrakeStatistics, PolicyChoice, Ratio, RunRecord, StepTimes
+from store.records import BrakeStatistics, PassStatistics, PolicyChoice, Ratio, RunRecord, StepTimes
 
 INTERNALS = ("renormalize", "reselect", "compensation", "routed_scaling_factor")
 JARGON = ("interleaved", "teacher-forced", "nats", "Roofline", "roof ", "TPOT", "TTFT", "Pareto", "bootstrap", "slots")
@@ -57,12 +57,16 @@ def test_every_policy_and_parameter_is_explained() -> None:
     assert set(WORDS) == set(POLICIES)
     assert set(PARAMETERS) == {key for about in POLICIES.values() for key in about.keys} | set(SHARED_KEYS)
     for name, about in POLICIES.items():
-        written = ",".join(f"{key}=1" for key in (*about.keys, *SHARED_KEYS))
-        lines = explained(f"{name}:{written}")
-        assert lines[0] == f"{name}:{written} – {name} {WORDS[name]}."
-        assert [line.partition(":")[0] for line in lines[1:]] == [*about.keys, *SHARED_KEYS]
-    assert explained("lynx:beta=10")[1] != explained("skip:beta=0.1")[1]
-    assert explained("new:knob=1") == (f"new:knob=1 – new {policy_words('new')}.",)
+        keys = (*about.keys, *SHARED_KEYS)
+        written = f"{name}:{','.join(f'{key}=1' for key in keys)}"
+        lines = explained([written])
+        assert lines[0] == f"{name} {WORDS[name]}. As written: {written}."
+        assert tuple(line.partition(":")[0] for line in lines[1:]) == keys
+    assert explained(["lynx:beta=10"])[1] != explained(["skip:beta=0.1"])[1]
+    assert explained(["new:knob=1"]) == (f"new {policy_words('new')}. As written: new:knob=1.",)
+    several = explained(["caee:theta=0.8", "router", "caee:theta=0.7", "caee:theta=0.8"])
+    assert several[0].endswith("As written: caee:theta=0.8; caee:theta=0.7.")
+    assert [line.partition(":")[0] for line in several[2:]] == ["theta"]
 
 
 @pytest.mark.parametrize("name", ["run", "comparison", "simulation"])
@@ -157,6 +161,47 @@ def test_a_brake_is_said_in_plain_words(build: ModuleType, steps: int, says: str
     text = plain_of(replace(build.make_run(), brake=brake))
     assert says in text
     assert "more than 10.0 % off" in text
+
+
+def slower_machine(run: RunRecord, factor: float) -> RunRecord:
+    """The same passes on a machine that takes ``factor`` times as long for everything."""
+
+    def scaled(passes: PassStatistics) -> PassStatistics:
+        tpot = passes.tpot_seconds
+        samples = tuple(sample * factor for sample in tpot.samples)
+        return replace(passes, tpot_seconds=replace(tpot, median=tpot.median * factor, samples=samples))
+
+    return replace(run, baseline=scaled(run.baseline), with_policy=scaled(run.with_policy))
+
+
+@pytest.mark.parametrize("settings", ["policies", "more than policies"])
+@pytest.mark.parametrize("factor", [1.0, 0.6, 1.5])
+def test_a_machine_that_became_faster_makes_no_run_the_fastest(build: ModuleType, factor: float, settings: str) -> None:
+    first = build.make_run(run_id="run-0001", theta=0.8, ratio=0.9)
+    later = slower_machine(build.make_run(run_id="run-0002", theta=0.7, ratio=0.8), factor)
+    if settings != "policies":
+        later = replace(later, workload=replace(later.workload, cache_experts=24))
+    info = comparison_info([first, later])
+    page = comparison_page(info, (run_info(first), run_info(later)))
+    drifted = factor != 1 and settings == "policies"
+    assert [run.run_id for run in info.unsteady] == (["run-0002"] if drifted else [])
+    assert any("was not equally fast" in warning for warning in page.warnings) == drifted
+    if drifted and factor < 1:
+        assert page.badge == "Not sure"
+        assert page.headline.startswith("It is not shown which run is fastest")
+    else:
+        assert "not shown" not in page.headline
+
+
+def test_policies_side_by_side_are_named_by_what_differs() -> None:
+    usual = "compensation=active,renormalize=survivors"
+    assert shortened([f"caee:theta=0.8,{usual}", f"caee:theta=0.8,{usual}"]) == ("caee:theta=0.8",) * 2
+    assert shortened([f"caee:{usual}", "caee:compensation=none,renormalize=survivors"]) == (
+        "caee:compensation=active",
+        "caee:compensation=none",
+    )
+    assert shortened(["router", f"caee:{usual}"]) == ("router", f"caee:{usual}")
+    assert shortened([f"router:{usual}"] * 2) == ("router",) * 2
 
 
 @pytest.mark.parametrize(
