@@ -17,6 +17,7 @@ import stock
 import torch
 
 from probes.devices import find_devices
+from runtime.dispatch import Dispatched
 from runtime.options import RunOptions
 from runtime.parallel import Ranks, join, leave
 from runtime.policy.guard import BrakeSettings
@@ -131,7 +132,8 @@ def run_shared(
     try:
         session.run_pass(PROMPTS, session.router, new_tokens=2)
         chosen, snapshot = session.asked_policy(), session.execution.snapshot()
-        found = one_pass(session, chosen, snapshot)
+        dispatched = watch_dispatch(session)
+        found = {**one_pass(session, chosen, snapshot), "ids": list(dispatched), "prompts": PROMPTS}
         session.execution.restore(snapshot)
         record = session.run_pass(PROMPTS, chosen, new_tokens=4)
         quality = measure_quality(session.model, HELD_OUT, session.router, chosen, batch_size=2, seed=0)
@@ -145,6 +147,19 @@ def run_shared(
         return {**found, "ranks_agree": len(set(ranks.gather(repr(told)))) == 1}
     finally:
         session.close()
+
+
+def watch_dispatch(session: RankSession) -> list[Any]:
+    """Filled with the ids [T][K] of all ranks' tokens that every layer-step from now on dispatches."""
+    exchange, seen = session.execution.dispatch.exchange, list[Any]()
+
+    def watched(*given: Any) -> Dispatched:
+        everywhere = exchange(*given)
+        seen.append(everywhere.ids_GK.tolist())
+        return everywhere
+
+    session.execution.dispatch.exchange = watched  # type: ignore[method-assign]
+    return seen
 
 
 def one_pass(session: RankSession, policy: Any, snapshot: Any) -> dict[str, Any]:
