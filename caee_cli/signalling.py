@@ -72,6 +72,8 @@ def _new_file(path: Path) -> Iterator[Path]:
     """``path``, made now so that it fails before the work; removed again if nothing was written to it."""
     from probes.errors import RunError, UsageError
 
+    if path.is_dir():
+        raise UsageError(f"{path} is a folder", hint="give the name of a file with --steps-jsonl")
     if path.exists() and not path.is_file():  # a pipe or a device, which others read
         yield path.absolute()
         return

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from probes.errors import CheckpointError
-from runtime.models.quantisation import Storage, storage_of
+from runtime.models.quantisation import Storage, stated_beside, storage_of
 
 _EXPERTS = ("n_routed_experts", "num_experts", "num_local_experts", "moe_num_experts")
 _TOP_K = ("num_experts_per_tok", "top_k_experts", "moe_top_k", "num_experts_per_token", "experts_per_token", "moe_k")
@@ -81,6 +81,13 @@ def context_limit(config: Mapping[str, Any]) -> int | None:
     return next((size for size in found if isinstance(size, int) and not isinstance(size, bool) and size > 0), None)
 
 
+def stated_top_k(config: Mapping[str, Any]) -> int | None:
+    """Experts per token, whatever the number is; None where the config says none."""
+    text = _language_model(config)
+    found = [text.get(name) for name in _TOP_K]
+    return next((number for number in found if isinstance(number, int) and not isinstance(number, bool)), None)
+
+
 def read_config_file(path: Path) -> dict[str, Any]:
     """The object in a config.json, or in the one of a model folder. Raises ``CheckpointError``."""
     file = path / "config.json" if path.is_dir() else path
@@ -97,6 +104,13 @@ def read_config_file(path: Path) -> dict[str, Any]:
     if not isinstance(config, dict):
         raise CheckpointError(
             f"{file} is not a model's config: it holds no JSON object", hint="give a Hugging Face model's config.json"
+        )
+    stated = config.get("quantization_config")
+    if stated is None and file.name == "config.json":
+        config |= stated_beside(file.parent)
+    elif not isinstance(stated, dict | None):
+        raise CheckpointError(
+            f"{file}: quantization_config is {stated!r:.60}, which is no JSON object", hint="download config.json again"
         )
     return config
 

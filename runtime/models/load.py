@@ -15,11 +15,12 @@ from typing import Any
 import torch
 
 from probes.errors import CheckpointError
-from probes.text import first_line
+from probes.text import first_line, plural
 from runtime.experts.formats import Fp8Blocks, StoredFormat
 from runtime.experts.headers import TensorEntry
 from runtime.experts.index import ExpertIndex
 from runtime.models.dense import DenseFile
+from runtime.models.names import SAVE_AS_RUN
 from runtime.models.skeleton import Skeleton
 
 
@@ -42,7 +43,7 @@ def load_without_experts(folder: Path, skeleton: Skeleton, index: ExpertIndex, *
             f"{index.num_experts}",
             hint="config.json and the safetensors files are of different models, or shards are missing",
         )
-    _load_dense(skeleton, index.dense, device)
+    _load_dense(folder, skeleton, index.dense, device)
     _fill_buffers(skeleton.model, device)
     return LoadedModel(
         model=skeleton.model,
@@ -53,7 +54,7 @@ def load_without_experts(folder: Path, skeleton: Skeleton, index: ExpertIndex, *
     )
 
 
-def _load_dense(skeleton: Skeleton, dense: dict[str, TensorEntry], device: torch.device) -> None:
+def _load_dense(folder: Path, skeleton: Skeleton, dense: dict[str, TensorEntry], device: torch.device) -> None:
     model = skeleton.model
     slots = {id(module.get_parameter(name)) for module in skeleton.experts for name in skeleton.expert_shapes}
     wanted = {name: p for name, p in model.named_parameters(remove_duplicate=False) if id(p) not in slots}
@@ -66,18 +67,30 @@ def _load_dense(skeleton: Skeleton, dense: dict[str, TensorEntry], device: torch
         with DenseFile(path) as file:
             for name in names:
                 _check_shape(name, dense[name], wanted[name])
-                _assign(model, name, _read(file, name, dense, skeleton.stored_as, wanted[name].dtype, device))
+                tensor = _read(file, name, dense, skeleton.stored_as, wanted[name].dtype, device)
+                _refuse_nan(dense[name], tensor)
+                _assign(model, name, tensor)
     model.tie_weights()
     missing = [name for name, tensor in model.named_parameters() if tensor.is_meta and id(tensor) not in slots]
     missing += [name for name, tensor in model.named_buffers() if tensor.is_meta and name not in computed]
     optional = model._keys_to_ignore_on_load_missing or ()
     missing = [name for name in missing if not any(re.search(pattern, name) for pattern in optional)]
     if missing:
-        raise CheckpointError(
-            f"the checkpoint lacks {len(missing)} dense tensors of the {skeleton.family} model, the first is "
-            f"{missing[0]}",
-            hint="shards are missing, or this family is stored in an arrangement that cannot be read yet",
-        )
+        strange = [entry.name for name, entry in dense.items() if name not in wanted]
+        raise _lacking(folder, skeleton.family, missing, strange)
+
+
+def _lacking(folder: Path, family: str, missing: list[str], strange: list[str]) -> CheckpointError:
+    """``strange``: the checkpoint's tensors that the model has no place for."""
+    lacks = f"{folder} lacks {plural(len(missing), 'dense tensor')} of the {family} model, the first is {missing[0]}"
+    block = ".".join(missing[0].split(".")[:-2])
+    instead = [name for name in strange if block and name.startswith(f"{block}.")]
+    if not instead:
+        return CheckpointError(lacks, hint="shards are missing, or config.json is of another model; download it again")
+    return CheckpointError(
+        f"{lacks}; {instead[0]} is there in its place, another arrangement than the model runs it in",
+        hint=SAVE_AS_RUN,
+    )
 
 
 def _read(
@@ -101,8 +114,18 @@ def _read(
 def _check_shape(name: str, entry: TensorEntry, current: torch.Tensor) -> None:
     if entry.shape != tuple(current.shape):
         raise CheckpointError(
-            f"{name} is stored as {list(entry.shape)} where the config makes it {list(current.shape)}",
+            f"{entry.path}: {entry.name} is stored as {list(entry.shape)} where the config makes it "
+            f"{list(current.shape)}",
             hint="config.json and the safetensors files are of different models",
+        )
+
+
+def _refuse_nan(entry: TensorEntry, tensor: torch.Tensor) -> None:
+    """Where the last layers give NaN, no router sees it, and greedy decoding would go on with any token."""
+    if tensor.is_floating_point() and tensor.numel() and tensor.aminmax().min.isnan():  # which takes no memory
+        raise CheckpointError(
+            f"{entry.path}: {entry.name} holds numbers that are NaN",
+            hint="the checkpoint is damaged; download the file again",
         )
 
 
@@ -135,7 +158,8 @@ def _load_tokenizer(folder: Path) -> Any:
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
     except Exception as error:  # tokenizer.json is from outside, and its parser raises the bare class
         raise CheckpointError(
-            f"the tokenizer of {folder} cannot be used: {first_line(error)}", hint="is tokenizer.json there?"
+            f"the tokenizer of {folder} cannot be used: {first_line(error)}",
+            hint="is tokenizer.json there, and whole? copy it again",
         ) from error
     if not tokenizer.encode("a", add_special_tokens=False):
         # Without its files, transformers makes an empty tokenizer of some families rather than fail.

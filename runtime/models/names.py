@@ -10,6 +10,10 @@ from typing import Any
 
 from probes.errors import CheckpointError
 
+SAVE_AS_RUN = (
+    "load the model with transformers, save it with save_pretrained(save_original_format=False), and give that folder"
+)
+
 
 class CheckpointNames:
     """Callable: the parameter or buffer that a checkpoint's key becomes.
@@ -38,6 +42,8 @@ class CheckpointNames:
                 # Renamed as the parameter that it belongs to: the model has none of this name.
                 return self(key.removesuffix(kind)) + kind
         name: str = rename_source_key(key, self._renamings, [], self._prefix, self._known)[0]
+        if name not in self._known and key in self._known:
+            return key  # so does transformers: a renaming may match more than it is meant for
         for converter in self._converters:
             target, matched = converter.rename_source_key(name)
             if matched is None:
@@ -47,8 +53,7 @@ class CheckpointNames:
                 raise CheckpointError(
                     f"the experts of this {self._family} checkpoint are stored in another arrangement "
                     f"({', '.join(unknown)}) than the model runs them in",
-                    hint="load the model with transformers, save it with save_pretrained(save_original_format=False), "
-                    "and give that folder",
+                    hint=SAVE_AS_RUN,
                 )
             break
         return name

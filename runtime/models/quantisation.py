@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,11 +52,41 @@ def storage_of(config: Mapping[str, Any], text: Mapping[str, Any]) -> Storage:
         return Storage(name=method, bits=bits, block=(1, max(group, 0)), scale_bytes=2 + -(-bits // 8))
     if method == "compressed-tensors":
         return _compressed_tensors(quantisation)
-    if method == "modelopt" and "NVFP4" in str(quantisation.get("quant_algo")).upper():
+    algorithm = str(quantisation.get("quant_algo")).upper()
+    if method == "modelopt_fp4" or (method == "modelopt" and "NVFP4" in algorithm):
         return Storage(name="nvfp4", bits=4, block=(1, 16), scale_bytes=1)
+    if method == "modelopt" and algorithm == "FP8":
+        return Storage(name="fp8", bits=8, block=(0, 0), scale_bytes=4)
     raise CheckpointError(
-        f"the config's quantisation {method!r} is not known", hint="give the experts' size with --expert-bytes"
+        f"the config's quantisation, {_called(quantisation)}, is not known",
+        hint="give the experts' size with --expert-bytes",
     )
+
+
+def stated_beside(folder: Path) -> dict[str, Any]:
+    """The ``quantization_config`` that ModelOpt leaves out of config.json and states in a file of its own beside it, as
+    a config would; nothing where there is none."""
+    file = folder / "hf_quant_config.json"
+    try:
+        stated = json.loads(file.read_bytes())["quantization"]
+        algorithm = stated["quant_algo"]
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise CheckpointError(
+            f"{file} does not say how the weights are quantised: {error!r:.80}", hint="download the file again"
+        ) from error
+    return {"quantization_config": {"quant_method": "modelopt", **stated}} if algorithm else {}
+
+
+def _called(stated: Mapping[str, Any]) -> str:
+    """What users know a quantisation by: a toolkit has several."""
+    method, kind = stated.get("quant_method"), stated.get("quant_algo")
+    if method == "compressed-tensors":
+        kind = stated.get("format")
+    if method is None:
+        return "something that quant_method in config.json does not name"
+    return f"{kind!s:.60} ({method!s:.60})" if kind else f"{method!s:.60}"
 
 
 def stored_format(config: Any, folder: Path) -> StoredFormat:
@@ -65,18 +96,19 @@ def stored_format(config: Any, folder: Path) -> StoredFormat:
     """
     text = config.get_text_config()
     stated = next((q for c in (text, config) if (q := getattr(c, "quantization_config", None))), None)
+    stated = stated or stated_beside(folder).get("quantization_config")
     if stated is None:
         return PLAIN
     stated = stated if isinstance(stated, dict) else stated.to_dict()
-    method = str(stated.get("quant_method"))
+    method, called = str(stated.get("quant_method")), _called(stated)
     if "fp4" in (stated.get("expert_dtype"), getattr(text, "expert_dtype", None)):
-        method = f"{method} with experts in fp4"
+        called = f"{method} with experts in fp4"
     elif method == "mxfp4":
         return Mxfp4()
     elif method == "fp8":
         block = stated.get("weight_block_size")
         if block is None:
-            method = "fp8 without weight_block_size"
+            called = "fp8 without weight_block_size"
         elif isinstance(block, list | tuple) and len(block) == 2 and all(type(n) is int and n > 0 for n in block):
             return Fp8Blocks(*block)
         else:
@@ -86,7 +118,7 @@ def stored_format(config: Any, folder: Path) -> StoredFormat:
                 hint="download config.json again; such models have [128, 128]",
             )
     raise CheckpointError(
-        f"{folder} is quantised as {method:.60}, which cannot be run",
+        f"{folder} is quantised as {called}, which cannot be run",
         hint="use a checkpoint of this model in 16 or 32 bits, in FP8 with block scales or in MXFP4; caee simulate "
         "needs only its config.json",
     )

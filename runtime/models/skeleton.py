@@ -16,6 +16,7 @@ from probes.errors import CheckpointError
 from probes.text import first_line
 from runtime.experts.formats import StoredFormat
 from runtime.experts.index import layer_of
+from runtime.models.config import stated_top_k
 from runtime.models.names import CheckpointNames
 from runtime.models.quantisation import stored_format
 
@@ -90,12 +91,18 @@ def build_skeleton(folder: Path, *, dtype: torch.dtype) -> Skeleton:
     counts = {expert_count(module) for module in experts}
     if len(counts) > 1 or any(other != shapes[0] for other in shapes):
         raise CheckpointError(f"the model family {family} is not supported: its MoE layers differ in their experts")
+    num_experts, top_k = counts.pop(), stated_top_k(config.to_dict())
+    if top_k is not None and not 1 <= top_k <= num_experts:
+        raise CheckpointError(
+            f"{folder / 'config.json'} contradicts itself: {top_k} experts per token of {num_experts}",
+            hint="download config.json again",
+        )
     return Skeleton(
         model=model,
         family=family,
         experts=experts,
         expert_shapes=shapes[0],
-        num_experts=counts.pop(),
+        num_experts=num_experts,
         layer_numbers=tuple(layer_of(f"{name}.") for name in found),
         names=CheckpointNames(model, family, stored_as.kinds),
         stored_as=stored_as,

@@ -102,6 +102,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "bailing_hybrid": _LATENT | _GROUPS | _ALL_SPARSE,
     "glm_moe_dsa": _LATENT | _ALL_SPARSE | {"index_head_dim": 16, "index_n_heads": 2, "index_topk": 64},
     "deepseek_v32": _LATENT | _GROUPS | _ALL_SPARSE | {"index_head_dim": 16, "index_n_heads": 2, "index_topk": 64},
+    "deepseek_v4": {},
+    "dbrx": {
+        "d_model": 32,
+        "n_heads": 4,
+        "n_layers": 2,
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0},
+        "ffn_config": {"ffn_hidden_size": 32, "moe_num_experts": 8, "moe_top_k": 2},
+    },
     "axk1": _LATENT | _GROUPS | _ALL_SPARSE,
     "granitemoehybrid": {
         "layer_types": ["mamba", "attention"],

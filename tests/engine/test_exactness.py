@@ -43,7 +43,7 @@ OTHERS = [
     "olmoe", "granitemoeshared", "granitemoe_swa", "granitemoehybrid", "deepseek_v2", "glm4_moe", "glm4_moe_lite",
     "dots1", "hunyuan_v1_moe", "flex_olmo", "minimax_m2", "minimax", "jamba", "qwen3_5_moe_text", "afmoe",
     "cohere2_moe", "exaone_moe", "hy_v3", "laguna", "lfm2_moe", "mellum", "mimo_v2_flash", "solar_open",
-    "sarvam_mla", "kolibri1", "glm_moe_dsa", "deepseek_v32", "axk1",
+    "sarvam_mla", "kolibri1", "glm_moe_dsa", "deepseek_v32", "axk1", "deepseek_v4",
 ]  # fmt: skip
 
 # One of each way in which experts are stored and computed, and routed to, on every implementation that it may have.
@@ -211,7 +211,7 @@ def test_tied_embeddings(checkpoint: Checkpoint, open_session: OpenSession, stoc
     assert_equal(ours, theirs)
 
 
-@pytest.mark.parametrize("family", ["jetmoe", "llama4_text", "llama", "kimi_linear", "longcat_flash"])
+@pytest.mark.parametrize("family", ["jetmoe", "llama4_text", "llama", "kimi_linear", "longcat_flash", "dbrx"])
 def test_other_families_are_refused_by_name(checkpoint: Checkpoint, open_session: OpenSession, family: str) -> None:
     folder = checkpoint(family)
     with pytest.raises(CheckpointError, match=family) as caught:

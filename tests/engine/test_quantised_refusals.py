@@ -88,6 +88,10 @@ def test_what_does_not_fit_is_named(
         ({"quant_method": "gptq", "bits": 4, "group_size": 128}, "quantised as gptq, which cannot be run"),
         ({"quant_method": "awq"}, "quantised as awq"),
         ({"quant_method": "compressed-tensors"}, "quantised as compressed-tensors"),
+        ({"quant_method": "compressed-tensors", "format": "nvfp4-pack-quantized"}, "as nvfp4-pack-quantized \\(comp"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "quantised as NVFP4 \\(modelopt\\)"),
+        ({"quant_method": "modelopt", "quant_algo": "FP8"}, "quantised as FP8 \\(modelopt\\)"),
+        ({"bits": 4}, "quant_method in config.json does not name"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "quantised as bitsandbytes"),
         (None, "is of a quantisation that config.json does not state"),
     ],
@@ -105,3 +109,30 @@ def test_other_quantisations_are_refused_by_name(
         open_session(quantising.state(folder, quantization_config=stated))
     assert str(folder) in caught.value.message
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("beside", "why"),
+    [
+        ('{"quantization": {"quant_algo": "NVFP4", "group_size": 16}}', r"quantised as NVFP4 \(modelopt\)"),
+        ("{}", "hf_quant_config.json does not say"),
+        ("[", "hf_quant_config.json does not say"),
+    ],
+)
+def test_a_quantisation_that_is_stated_beside_the_config_is_refused_by_name(
+    checkpoint: Quantised, open_session: OpenSession, tmp_path: Path, beside: str, why: str
+) -> None:
+    folder = shutil.copytree(checkpoint("qwen3_moe"), tmp_path / "beside")
+    (folder / "hf_quant_config.json").write_text(beside)
+    with pytest.raises(CheckpointError, match=why) as caught:
+        open_session(folder)
+    assert str(folder) in caught.value.message
+    assert caught.value.hint
+
+
+def test_a_file_beside_the_config_that_states_no_quantisation_changes_nothing(
+    checkpoint: Quantised, open_session: OpenSession, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(checkpoint("qwen3_moe"), tmp_path / "beside")
+    (folder / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": null}}')
+    open_session(folder)

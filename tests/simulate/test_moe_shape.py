@@ -121,6 +121,8 @@ WEIGHTS = 3 * 256 * 128
             WEIGHTS // 2 + WEIGHTS // 64 * 3,
         ),
         ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}, WEIGHTS // 2 + WEIGHTS // 16),
+        ({"quantization_config": {"quant_method": "modelopt_fp4"}}, WEIGHTS // 2 + WEIGHTS // 16),
+        ({"quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8"}}, WEIGHTS + 3 * 4),
         ({"mlp_hidden_act": "relu2"}, WEIGHTS // 3 * 2 * 2),
     ],
 )
@@ -182,3 +184,10 @@ def test_a_file_that_is_no_config(content: str | None, message: str, tmp_path: P
 def test_a_model_folder_is_as_good_as_its_config(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(BASE))
     assert read_moe_shape(tmp_path) == moe_shape(BASE)
+
+
+def test_a_quantisation_stated_beside_the_config_counts(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(BASE))
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "NVFP4"}}))
+    assert read_moe_shape(tmp_path).expert_bytes == WEIGHTS // 2 + WEIGHTS // 16
+    assert read_moe_shape(tmp_path / "config.json") == read_moe_shape(tmp_path)
