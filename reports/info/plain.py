@@ -23,11 +23,11 @@ def what_ran(run: RunRecord) -> str:
     """What was compared, in a sentence."""
     kinds = sorted({device.kind for device in run.devices})
     devices = plural(len(run.devices), f"{'/'.join(kinds).upper()} device")
-    ran = "ran" if run.replay is None else "was replayed from a trace"
+    ran = f"{run.model} ran" if run.replay is None else f"A trace for {run.model} was replayed"
     if compares_alike(run):
-        return f"{run.model} {ran} on {devices} as its router decides, both times: what differs is noise."
+        return f"{ran} on {devices} as its router decides, both times: what differs is noise."
     return (
-        f"{run.model} {ran} on {devices} in two ways: as its router decides, and with the policy {run.policy.name}, "
+        f"{ran} on {devices} in two ways: as its router decides, and with the policy {run.policy.name}, "
         f"which {policy_words(run.policy.name)}."
     )
 

@@ -110,15 +110,16 @@ def outcome_of(gain: Ratio) -> Outcome:
 
 def _headline(outcome: Outcome, run: RunRecord) -> str:
     gain = run.gain_tpot
+    time = f"{tpot_name(run)[0].lower()}{tpot_name(run)[1:]}"
     if compares_alike(run):
-        text = f"An A/A comparison: time per output token differs by {change(gain.ratio)}, {interval(gain)}"
+        text = f"An A/A comparison: {time} differs by {change(gain.ratio)}, {interval(gain)}"
     elif outcome is Outcome.FASTER:
-        text = f"{percent(1 - gain.ratio)} less time per output token"
+        text = f"{percent(1 - gain.ratio)} less {time}"
     elif outcome is Outcome.SLOWER:
-        text = f"Slower: {percent(gain.ratio - 1)} more time per output token"
+        text = f"Slower: {percent(gain.ratio - 1)} more {time}"
     else:
         nothing = "Nothing is shown" if outcome is Outcome.NOT_SHOWN else "No gain beyond the noise"
-        text = f"{nothing}: time per output token changed by {change(gain.ratio)}, {interval(gain)}"
+        text = f"{nothing}: {time} changed by {change(gain.ratio)}, {interval(gain)}"
     if run.quality and loss_rise(run.quality) >= NOTICEABLE_LOSS_RISE:
         text += f"; held-out loss rises by {percent(loss_rise(run.quality))}"
     return f"{text}."

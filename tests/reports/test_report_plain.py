@@ -22,7 +22,7 @@ from reports.pages.page import Page
 from reports.pages.run import run_page
 from reports.pages.simulation import simulation_content
 from runtime.policy.spec import POLICIES, SHARED_KEYS
-from store.records import BrakeStatistics, PassStatistics, PolicyChoice, Ratio, RunRecord, StepTimes
+from store.records import BrakeStatistics, PassStatistics, PolicyChoice, Ratio, Replay, RunRecord, StepTimes
 
 INTERNALS = ("renormalize", "reselect", "compensation", "routed_scaling_factor")
 JARGON = ("interleaved", "teacher-forced", "nats", "Roofline", "roof ", "TPOT", "TTFT", "Pareto", "bootstrap", "slots")
@@ -128,6 +128,31 @@ def test_quality_is_explained_or_said_to_be_missing(build: ModuleType) -> None:
     assert "+3.0 %" in plain_of(run)
     assert "lower is better" in plain_of(run)
     assert "Quality was not measured in this run." in plain_of(replace(run, quality=None))
+
+
+def test_a_replayed_trace_is_no_model(build: ModuleType) -> None:
+    run = build.make_run()
+    replay = Replay(
+        trace="t.parquet",
+        model_layers=8,
+        warmup_steps=4,
+        steps=20,
+        recorded=False,
+        storage="bfloat16",
+        multiplies="bfloat16",
+        distinct_experts=8,
+        checked_experts=2,
+        expert_compute_seconds=1e-4,
+        rest_seconds=1e-3,
+    )
+    verdict = verdict_info(replace(run, replay=replay, quality=None, gain_tpot=Ratio(ratio=0.86, ci95=(0.84, 0.88))))
+    text = " ".join(verdict.plain)
+    assert verdict.headline == "14.0 % less time per output token, MoE layers alone."
+    assert text.startswith(f"A trace for {run.model} was replayed on 4 CPU devices")
+    assert "routed the same 20 steps of the trace" in text
+    assert "The MoE layers of a step take" in text
+    assert "nothing is known of the output's quality" in text
+    assert "generated" not in text
 
 
 @pytest.mark.parametrize("part", ["fetch_wait", "experts", "exchange", "decide", "other"])
