@@ -13,10 +13,13 @@ import pytest
 import torch
 
 from probes.devices import find_devices
+from probes.fingerprint import take_fingerprint
 from runtime.options import RunOptions
 from runtime.parallel import Ranks
 from runtime.policy.spec import parse_policy
+from runtime.summary import run_record
 from runtime.worker import RankSession
+from store.records import RunRecord
 
 
 @pytest.fixture(scope="session")
@@ -82,27 +85,47 @@ def open_session() -> Iterator[Callable[..., RankSession]]:
     """An engine of one rank on ``folder``; options as in ``RunOptions``, the policy as text."""
     sessions = []
 
-    def open_one(folder: Path, *, policy: str = "caee", **options: Any) -> RankSession:
-        defaults: dict[str, Any] = {
-            "tier": "disk",
-            "cache": "lfu",
-            "prompts": ("Hello there", "And he said"),
-            "held_out": None,
-            "calibration": None,
-            "dtype": "float32",
-        }
-        given = {**defaults, **options}
-        session = RankSession(
-            RunOptions(model=folder, devices=find_devices("cpu:1"), policy=parse_policy(policy), **given),
-            Ranks(rank=0, world=1),
-        )
-        torch.set_num_threads(1)  # as for the model of transformers beside it: more threads round otherwise
-        sessions.append(session)
-        return session
+    def open_one(folder: Path, **options: Any) -> RankSession:
+        sessions.append(_open(folder, **options))
+        return sessions[-1]
 
     yield open_one
     for session in sessions:
         session.close()
+
+
+@pytest.fixture(scope="session")
+def recorded() -> Callable[..., RunRecord]:
+    """The record of a whole run of such an engine."""
+
+    def run(folder: Path, **options: Any) -> RunRecord:
+        session = _open(folder, **options)
+        try:
+            report = session.run()
+        finally:
+            session.close()
+        given = session.options
+        return run_record(given, report, take_fingerprint(given.devices, folder), "a tiny model")
+
+    return run
+
+
+def _open(folder: Path, *, policy: str = "caee", **options: Any) -> RankSession:
+    defaults: dict[str, Any] = {
+        "tier": "disk",
+        "cache": "lfu",
+        "prompts": ("Hello there", "And he said"),
+        "held_out": None,
+        "calibration": None,
+        "dtype": "float32",
+    }
+    given = {**defaults, **options}
+    session = RankSession(
+        RunOptions(model=folder, devices=find_devices("cpu:1"), policy=parse_policy(policy), **given),
+        Ranks(rank=0, world=1),
+    )
+    torch.set_num_threads(1)  # as for the model of transformers beside it: more threads round otherwise
+    return session
 
 
 def _sibling(name: str) -> ModuleType:

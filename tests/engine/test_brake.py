@@ -13,18 +13,12 @@ import pytest
 import torch
 
 import runtime.execution
-from probes.devices import find_devices
-from probes.fingerprint import take_fingerprint
 from reports.info.brake import brake_sentence
 from runtime.cache import CacheSnapshot
-from runtime.options import RunOptions
-from runtime.parallel import Ranks
 from runtime.policy.guard import Brake, BrakeSettings
-from runtime.policy.spec import parse_policy
 from runtime.policy.types import Policy
 from runtime.recording import BrakeStep, StepRecord
 from runtime.shadow import relative_error
-from runtime.summary import run_record
 from runtime.worker import RankSession
 from store.codec import decode, encode
 from store.documents import run_document
@@ -32,6 +26,7 @@ from store.records import BrakeStatistics, RunRecord
 
 Checkpoint = Callable[..., Path]
 OpenSession = Callable[..., RankSession]
+Recorded = Callable[..., RunRecord]
 
 STEPS = 8
 LAYERS = 2
@@ -225,36 +220,14 @@ def test_the_samples_time_is_in_no_figure(
         assert timers.decide + timers.fetch_wait + timers.experts + timers.exchange < 60.0
 
 
-def recorded(folder: Path, brake: BrakeSettings | None, *, quality: bool = True) -> RunRecord:
-    """The record of one pair, its policy damaging, watched by ``brake``."""
-    options = RunOptions(
-        model=folder,
-        devices=find_devices("cpu:1"),
-        tier="disk",
-        policy=parse_policy(DAMAGING),
-        cache="lfu",
-        prompts=("Hello there", "And he said"),
-        held_out="It was the best of times, it was the worst of times." if quality else None,
-        calibration=None,
-        brake=brake,
-        batch_size=2,
-        max_new_tokens=8,
-        pairs=1,
-        quality_tokens=8,
-        quality_sequences=2,
-    )
-    session = RankSession(options, Ranks(rank=0, world=1))
-    try:
-        torch.set_num_threads(1)
-        report = session.run()
-    finally:
-        session.close()
-    return run_record(options, report, take_fingerprint(options.devices, folder), "a tiny model")
+WHOLE_RUN = {"policy": DAMAGING, "batch_size": 2, "max_new_tokens": 8, "pairs": 1}
 
 
-def test_the_record_says_what_the_brake_did(checkpoint: Checkpoint) -> None:
+def test_the_record_says_what_the_brake_did(checkpoint: Checkpoint, recorded: Recorded) -> None:
     settings = BrakeSettings(budget=0.01, sample_every=3, mean_over=1, hold=2, longest_hold=2)
-    record = recorded(checkpoint("qwen3_moe", top_k=4), settings)
+    held_out = "It was the best of times, it was the worst of times."
+    quality = {"held_out": held_out, "quality_tokens": 8, "quality_sequences": 2}
+    record = recorded(checkpoint("qwen3_moe", top_k=4), brake=settings, **WHOLE_RUN, **quality)
     brake = record.brake
     assert isinstance(brake, BrakeStatistics)
     assert (brake.budget, brake.sample_every, brake.layer_steps) == (0.01, 3, 8 * LAYERS)
@@ -273,8 +246,8 @@ def test_the_record_says_what_the_brake_did(checkpoint: Checkpoint) -> None:
     assert f"acted {brake.trips} time" in brake_sentence(brake)
 
 
-def test_no_brake_is_no_figure_and_older_records_have_none(checkpoint: Checkpoint) -> None:
-    record = recorded(checkpoint("qwen3_moe", top_k=4), None, quality=False)
+def test_no_brake_is_no_figure_and_older_records_have_none(checkpoint: Checkpoint, recorded: Recorded) -> None:
+    record = recorded(checkpoint("qwen3_moe", top_k=4), **WHOLE_RUN)
     assert record.brake is None
     assert run_document(record)["brake"] is None
     older = encode(record)

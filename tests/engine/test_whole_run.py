@@ -11,15 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from probes.devices import find_devices
 from probes.errors import InputError, UsageError
-from probes.fingerprint import take_fingerprint
 from probes.records import Calibration, Concurrency, LinkKind, LinkMode, LinkModel, ModelForm
-from runtime.options import RunOptions
-from runtime.parallel import Ranks
-from runtime.policy.spec import parse_policy
 from runtime.quality import measure_quality
-from runtime.summary import run_record
 from runtime.worker import RankSession
 from store.documents import run_document
 from store.records import RunRecord
@@ -27,6 +21,7 @@ from store.session import open_store
 
 Checkpoint = Callable[..., Path]
 OpenSession = Callable[..., RankSession]
+Recorded = Callable[..., RunRecord]
 
 TEXT = "It was the best of times, it was the worst of times, it was the age of wisdom, it was the age of foolishness."
 SECONDS_PER_EXPERT = 2e-3
@@ -65,32 +60,22 @@ def calibration(*, disk_bytes_per_s: float) -> Calibration:
 
 
 @pytest.fixture(scope="module")
-def record(checkpoint: Checkpoint) -> RunRecord:
+def record(checkpoint: Checkpoint, recorded: Recorded) -> RunRecord:
     """Three pairs on the disk tier, with a calibration and quality."""
-    folder = checkpoint("qwen3_moe", top_k=4)
     expert_bytes = 3 * 32 * 32 * 4
-    options = RunOptions(
-        model=folder,
-        devices=find_devices("cpu:1"),
-        tier="disk",
-        policy=parse_policy("caee:theta=0.6"),
-        cache="lfu",
+    return recorded(
+        checkpoint("qwen3_moe", top_k=4),
+        policy="caee:theta=0.6",
         prompts=tuple(TEXT[at : at + 9] for at in range(5)),
         held_out=TEXT,
         calibration=calibration(disk_bytes_per_s=expert_bytes / SECONDS_PER_EXPERT),
+        dtype="auto",
         batch_size=4,
         max_new_tokens=6,
         pairs=3,
         quality_tokens=12,
         quality_sequences=4,
     )
-    session = RankSession(options, Ranks(rank=0, world=1))
-    try:
-        torch.set_num_threads(1)
-        report = session.run()
-    finally:
-        session.close()
-    return run_record(options, report, take_fingerprint(options.devices, folder), "a tiny model")
 
 
 def test_the_record_adds_up(record: RunRecord) -> None:
@@ -115,13 +100,10 @@ def test_the_record_adds_up(record: RunRecord) -> None:
 
 
 def test_what_is_not_as_asked_is_said(
-    checkpoint: Checkpoint, open_session: OpenSession, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Checkpoint, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("probes.disk._open_direct", lambda path: (-1, "refused"))
-    folder = checkpoint("qwen3_moe", top_k=4)
-    session = open_session(folder, pairs=2, cache_experts=99, max_new_tokens=2)
-    options = session.options
-    warnings = run_record(options, session.run(), take_fingerprint(options.devices, folder), "a tiny model").warnings
+    warnings = recorded(checkpoint("qwen3_moe", top_k=4), pairs=2, cache_experts=99, max_new_tokens=2).warnings
     assert [each for each in warnings if each.startswith("fewer than 3 pairs")]
     assert "--cache-experts 99: a device holds 16, all cached" in warnings
     assert [each for each in warnings if each.startswith("reads were not direct (refused)")]
