@@ -166,10 +166,28 @@ def _conditions(result: dict[str, Any]) -> tuple[str, str, str]:
     return cache, str(result["tier"]), str(result["placement"])
 
 
+_NAMES = {
+    "moe_layers": "MoE layers",
+    "num_experts": "experts per layer",
+    "top_k": "experts per token (top-k)",
+    "full_scores": "scores of all experts recorded",
+    "batch_size": "batch size",
+    "warmup_steps": "warm-up steps, which do not count",
+    "planned_steps": "steps with the warm-up",
+    "origin": "costs from",
+    "tier": "expert tier",
+    "expert_bytes": "expert size (bytes)",
+    "expert_compute_seconds": "to run one expert (s)",
+    "dense_seconds": "the rest of a step (s)",
+    "overlap": "compute runs while experts move",
+    "staged": "cached experts run while others move",
+}
+
+
 def _facts(group: str, values: dict[str, Any]) -> tuple[Fact, ...]:
     """The scalars of a part of the document; nested values are shown elsewhere."""
     return tuple(
-        Fact(group=group, name=name.replace("_", " "), value=value)
+        Fact(group=group, name=_NAMES.get(name, name.replace("_", " ")), value=value)
         for name, value in values.items()
         if value is None or isinstance(value, (str, int, float, bool))
     )

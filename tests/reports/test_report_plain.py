@@ -229,6 +229,16 @@ def test_policies_side_by_side_are_named_by_what_differs() -> None:
     assert shortened([f"router:{usual}"] * 2) == ("router",) * 2
 
 
+def test_the_conditions_of_a_simulation_have_names_not_keys(build: ModuleType) -> None:
+    document = build.make_simulation()
+    info = simulation_info(document)
+    for facts, part in ((info.trace, document["trace"]), (info.machine, document["machine"])):
+        named = {fact.name: fact.value for fact in facts}
+        scalars = [value for value in part.values() if not isinstance(value, (list, dict))]
+        assert list(named.values()) == scalars
+        assert not [name for name in named if "_" in name or "seconds" in name]
+
+
 @pytest.mark.parametrize(
     ("moment", "shown"),
     [
