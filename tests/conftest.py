@@ -1,10 +1,12 @@
-"""Shared by all tests: one torch thread, the shared data folder, and proof of what is under test."""
+"""Shared by all tests: one torch thread, the shared data folder, the command line, and proof of what is under test."""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import hypothesis
 import pytest
@@ -46,3 +48,27 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip("the shared data folder is not beside this checkout")
     return SHARED_DATA
+
+
+class Done(NamedTuple):
+    """What a command that has ended leaves."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Done]:
+    """The command line in this process, in a folder and with a store of its own."""
+    from caee_cli.main import run_app
+
+    monkeypatch.setenv("CAEE_STORE", str(tmp_path / "store.db"))
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.delenv("CAEE_DEBUG", raising=False)
+    monkeypatch.chdir(tmp_path)
+
+    def run_one(*arguments: object) -> Done:
+        return Done(run_app(list(map(str, arguments))), *capsys.readouterr())
+
+    return run_one

@@ -5,44 +5,18 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from caee_cli.main import run_app
 from caee_cli.replaying import model_name
 from runtime.trace.profile import write_profile
 from runtime.trace.records import LoadProfile, TraceMeta
 from runtime.trace.writer import write_trace
 
-
-@dataclass
-class Done:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-Run = Callable[..., Done]
-
-
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """The command line in this process, with a store of its own."""
-    monkeypatch.setenv("CAEE_STORE", str(tmp_path / "store.db"))
-    monkeypatch.setenv("NO_COLOR", "1")
-    monkeypatch.delenv("CAEE_DEBUG", raising=False)
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: object) -> Done:
-        code = run_app(list(map(str, arguments)))
-        written = capsys.readouterr()
-        return Done(code, written.out, written.err)
-
-    return run
+Run = Callable[..., Any]
 
 
 @pytest.fixture
