@@ -132,12 +132,14 @@ def _refuse_nan(entry: TensorEntry, tensor: torch.Tensor) -> None:
 def _assign(model: Any, name: str, tensor: torch.Tensor) -> None:
     owner, _, leaf = name.rpartition(".")
     module = model.get_submodule(owner)
-    tensor._is_hf_initialized = True  # type: ignore[attr-defined]  # transformers' mark against initialising it again
     if leaf in module._parameters:
         # requires_grad as when transformers loads: torch folds a batched matmul otherwise, which changes the last bit.
-        setattr(module, leaf, torch.nn.Parameter(tensor, requires_grad=tensor.is_floating_point()))
+        tensor = torch.nn.Parameter(tensor, requires_grad=tensor.is_floating_point())
+        setattr(module, leaf, tensor)
     else:
         module._buffers[leaf] = tensor
+    # transformers' mark against initialising it again; a parameter does not take over that of its tensor.
+    tensor._is_hf_initialized = True  # type: ignore[attr-defined]
 
 
 def _fill_buffers(model: Any, device: torch.device) -> None:

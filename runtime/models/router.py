@@ -51,6 +51,7 @@ class RouterView:
         self._logits: torch.Tensor | None = None
         self._rule: WeightRule | None = None
         self._bias = _selection_bias(experts, parent)
+        self._limits_groups = any(getattr(module, "num_group", 1) > 1 for module in (parent, *parent.children()))
         self._biased = "scores"
         for child in parent.children():
             if child is not experts:
@@ -112,8 +113,12 @@ class RouterView:
         return WeightRule(function="unknown", renormalize="none", scaling=1.0)
 
     def _what_is_biased(self, scores: torch.Tensor, logits: torch.Tensor, ids: torch.Tensor) -> str:
-        """Where the bias is added: to whichever explains more of the router's choice, which groups may have limited."""
-        if self._bias is None:
+        """Where the bias is added: to the scores, unless the logits explain more of the router's choice.
+
+        A choice that is limited to groups is explained by neither, and would be by either as the tokens have it; so
+        far, routers that limit it rank the scores.
+        """
+        if self._bias is None or self._limits_groups:
             return "scores"
         found = {
             name: _found(ids, (values + self._bias).topk(ids.shape[1]).indices)
