@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from caee_cli.interrupts import ended_by_interrupts
 from probes.text import plural
 
 if TYPE_CHECKING:
@@ -32,7 +33,9 @@ def measure_and_store(
 ) -> Probe:
     """Probe and keep the result; after Ctrl-C what is complete is kept, and the error says so."""
     from probes.errors import Interrupted
-    from probes.probe import ProbeInterrupted, ProbeOptions, probe
+
+    with ended_by_interrupts():
+        from probes.probe import ProbeInterrupted, ProbeOptions, probe
 
     options = ProbeOptions(
         disk_folder=folder,
@@ -61,8 +64,9 @@ def measure_and_store(
 
 def fit_and_store(store: Store, probe_id: str | None, file: Path | None, seed: int) -> Calibration:
     """Fit a stored probe, by default the newest that was not interrupted, or import a measurement; keep the models."""
-    from probes.calibration import calibrate
-    from probes.imports.detect import import_measurement
+    with ended_by_interrupts():
+        from probes.calibration import calibrate
+        from probes.imports.detect import import_measurement
 
     calibration = import_measurement(file) if file is not None else calibrate(_to_fit(store, probe_id), seed=seed)
     store.save_calibration(calibration)
@@ -96,8 +100,10 @@ def check_stored(store: Store, folder: Path | None, seed: int) -> DriftReport:
     and what the one that is checked lacks."""
     from caee_cli.calibrations import calibration_to_check
     from caee_cli.output import note, warn
-    from probes.drift import check_drift
     from probes.errors import StoreError
+
+    with ended_by_interrupts():
+        from probes.drift import check_drift
 
     chosen = calibration_to_check(store)
     calibration = chosen.calibration

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from caee_cli.interrupts import ended_by_interrupts
 from probes.errors import Interrupted
 from probes.text import plural
 
@@ -150,10 +151,11 @@ def _request(values: Mapping[str, Any]) -> ReplayRequest:
 
 def replay(request: ReplayRequest) -> tuple[RunRecord | None, str]:
     """Run, store, and return the record and where it is stored; None on the ranks that torchrun started beside 0."""
-    from caee_cli.calibrations import calibration_for
-    from caee_cli.measuring import disk_folder
-    from caee_cli.running import PROGRESS_FILE, crowding_notes, ended_by_interrupts, progress_bar
-    from store.session import open_store
+    with ended_by_interrupts():
+        from caee_cli.calibrations import calibration_for
+        from caee_cli.measuring import disk_folder
+        from caee_cli.running import PROGRESS_FILE, crowding_notes, progress_bar
+        from store.session import open_store
 
     with open_store(request.store) as store:
         store.require_writable()

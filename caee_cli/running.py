@@ -7,7 +7,6 @@ import dataclasses
 import json
 import os
 import pickle
-import signal
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from caee_cli.interrupts import ended_by_interrupts
 from caee_cli.signalling import SignalRequest, serving_signals
 from probes.errors import CheckpointError, Interrupted, UsageError
 from probes.text import plural
@@ -67,10 +67,11 @@ def execute(request: RunRequest) -> tuple[RunRecord | PolicyRecord | None, str]:
     """Run, store, and return the record and where it is stored: the run, or only the search for a policy where that
     found nothing to run; None on the ranks that torchrun started beside 0.
     """
-    from caee_cli import tuning
-    from caee_cli.calibrations import calibration_for
-    from caee_cli.outputs import refuse_overwriting
-    from store.session import open_store
+    with ended_by_interrupts():
+        from caee_cli import tuning
+        from caee_cli.calibrations import calibration_for
+        from caee_cli.outputs import refuse_overwriting
+        from store.session import open_store
 
     if request.signals.steps_jsonl is not None:
         refuse_overwriting(request.signals.steps_jsonl, store=request.store)
@@ -82,6 +83,9 @@ def execute(request: RunRequest) -> tuple[RunRecord | PolicyRecord | None, str]:
             from probes.fingerprint import take_fingerprint
             from runtime.launch import launch, started_by_torchrun
             from runtime.worker import run_rank
+
+            if len(options.devices) == 1:  # which runs in this process
+                import transformers.modeling_utils  # noqa: F401
 
         joined = started_by_torchrun()
         asked = request.signals if not joined or os.environ["RANK"] == "0" else SignalRequest()
@@ -108,27 +112,6 @@ def execute(request: RunRequest) -> tuple[RunRecord | PolicyRecord | None, str]:
             except KeyboardInterrupt as error:
                 raise _interrupted(options, keep) from error
         return keep(report), store.location
-
-
-@contextlib.contextmanager
-def ended_by_interrupts() -> Iterator[None]:
-    """Within the block Ctrl-C ends the process at once: large libraries swallow it while they are imported, and are
-    left half-imported."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    handler = signal.signal(signal.SIGINT, _end)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, handler)
-
-
-def _end(number: int, frame: object) -> None:
-    from caee_cli.output import complain
-
-    complain("interrupted")
-    os._exit(Interrupted.exit_code)
 
 
 def _interrupted(options: RunOptions, keep: Callable[[RankReport], RunRecord | PolicyRecord]) -> Interrupted:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from caee_cli.interrupts import ended_by_interrupts
 from probes.errors import Interrupted
 
 if TYPE_CHECKING:
@@ -34,9 +35,10 @@ class RecordRequest:
 
 def record(request: RecordRequest) -> RecordReport | None:
     """Record; None on the ranks that torchrun started beside 0. After Ctrl-C what was recorded is kept."""
-    from caee_cli.outputs import refuse_overwriting
-    from caee_cli.running import PROGRESS_FILE, ended_by_interrupts, progress_bar
-    from runtime.trace.writer import drop_pieces, refuse_existing
+    with ended_by_interrupts():
+        from caee_cli.outputs import refuse_overwriting
+        from caee_cli.running import PROGRESS_FILE, progress_bar
+        from runtime.trace.writer import drop_pieces, refuse_existing
 
     model = None if request.model is None else Path(request.model)
     refuse_overwriting(request.output, inputs=[request.prompts, model])
@@ -110,7 +112,7 @@ def _say_what_is_left(output: Path, before: tuple[int, int] | None) -> None:
 
 
 def _options(request: RecordRequest) -> RecordOptions:
-    from caee_cli.running import checked_model, devices_named, ended_by_interrupts
+    from caee_cli.running import checked_model, devices_named
     from runtime.demo import prompts_path
     from runtime.options import RunOptions, read_prompts
     from runtime.policy.spec import parse_policy

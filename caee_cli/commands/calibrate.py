@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from caee_cli.interrupts import ended_by_interrupts
 from caee_cli.options import JsonOption, SeedOption, StoreOption
 
 
@@ -37,12 +38,13 @@ def command(
     seed: SeedOption = 0,
 ) -> None:
     """Fit α, B and β of every link, with intervals and hold-out error, and store the cost models."""
-    from caee_cli.measuring import check_stored, fit_and_store
-    from caee_cli.output import emit_json, note, show
-    from probes.documents import calibration_document, drift_document
-    from probes.errors import CheckFailed, UsageError
-    from reports.measured import calibration_tables, drift_tables
-    from store.session import open_store
+    with ended_by_interrupts():
+        from caee_cli.measuring import check_stored, fit_and_store
+        from caee_cli.output import emit_json, note, show
+        from probes.documents import calibration_document, drift_document
+        from probes.errors import CheckFailed, UsageError
+        from reports.measured import calibration_tables, drift_tables
+        from store.session import open_store
 
     if sum((probe is not None, file is not None, check)) > 1:
         raise UsageError("--probe, --import and --check exclude each other", hint="`caee calibrate --help`")

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from caee_cli.interrupts import ended_by_interrupts
 from caee_cli.options import JsonOption, StoreOption
 
 
@@ -20,12 +21,13 @@ def command(
     """Say what this machine can and cannot do, each with the reason and the fix; exit code 3 where a check fails."""
     from dataclasses import asdict
 
-    from caee_cli.diagnosis import diagnose
-    from caee_cli.output import emit_json, show
-    from probes.documents import fingerprint_document
-    from probes.errors import CheckFailed
-    from probes.text import plural
-    from reports.measured import findings_table
+    with ended_by_interrupts():
+        from caee_cli.diagnosis import diagnose
+        from caee_cli.output import emit_json, show
+        from probes.documents import fingerprint_document
+        from probes.errors import CheckFailed
+        from probes.text import plural
+        from reports.measured import findings_table
 
     findings, fingerprint = diagnose(store, disk_path)
     if json:

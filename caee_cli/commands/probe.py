@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from caee_cli.interrupts import ended_by_interrupts
 from caee_cli.options import JsonOption, SeedOption, StoreOption
 
 
@@ -48,11 +49,12 @@ def command(
     Every transfer is verified. Raw samples and the machine's fingerprint are stored; `caee calibrate` fits them. Takes
     at most 30 seconds without --collectives.
     """
-    from caee_cli.measuring import disk_folder, measure_and_store
-    from caee_cli.output import emit_json, note, show
-    from probes.documents import probe_document
-    from reports.measured import probe_tables
-    from store.session import open_store
+    with ended_by_interrupts():
+        from caee_cli.measuring import disk_folder, measure_and_store
+        from caee_cli.output import emit_json, note, show
+        from probes.documents import probe_document
+        from reports.measured import probe_tables
+        from store.session import open_store
 
     with open_store(store) as kept:
         folder = disk_folder(kept, disk_path)

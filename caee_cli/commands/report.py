@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from caee_cli.interrupts import ended_by_interrupts
 from caee_cli.options import ForceOption, JsonOption, OutputOption, StoreOption
 
 
@@ -30,11 +31,12 @@ def command(
 
     Without -o the file is named after its runs. Nothing is overwritten without --force.
     """
-    from caee_cli.output import emit_json, late_progress, note, show, warn
-    from caee_cli.outputs import refuse_overwriting
-    from reports.report import files_of, make_report, parse_format, write_report
-    from reports.terminal import page_summary
-    from store.session import open_store
+    with ended_by_interrupts():
+        from caee_cli.output import emit_json, late_progress, note, show, warn
+        from caee_cli.outputs import refuse_overwriting
+        from reports.report import files_of, make_report, parse_format, write_report
+        from reports.terminal import page_summary
+        from store.session import open_store
 
     chosen = parse_format(output_format)
     with late_progress("reporting") as progress, open_store(store, create=False) as kept:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from caee_cli.interrupts import ended_by_interrupts
 from caee_cli.options import (
     DEFAULT_BATCH_SIZE,
     DEFAULT_NEW_TOKENS,
@@ -124,11 +125,12 @@ def command(
     With --trace and --shape no model is needed: bytes of its experts' sizes are moved and multiplied as the trace
     routes them, which tells what its MoE layers would cost here.
     """
-    from caee_cli.output import emit_json, note, show, warn
-    from caee_cli.running import RunRequest, execute
-    from caee_cli.tuning import check_quality, nothing_found
-    from store.documents import policy_document, run_document
-    from store.records import PolicyRecord
+    with ended_by_interrupts():
+        from caee_cli.output import emit_json, note, show, warn
+        from caee_cli.running import RunRequest, execute
+        from caee_cli.tuning import check_quality, nothing_found
+        from store.documents import policy_document, run_document
+        from store.records import PolicyRecord
 
     asked = replay_request(context)
     record, location = (

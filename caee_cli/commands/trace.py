@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from caee_cli.interrupts import ended_by_interrupts
 from caee_cli.options import (
     DEFAULT_BATCH_SIZE,
     DEFAULT_NEW_TOKENS,
@@ -76,10 +77,11 @@ def record(
 
     Decoding is greedy, in batches of prompts in file order. An interrupted recording keeps what it has.
     """
-    from caee_cli.output import emit_json, note, warn
-    from caee_cli.trace_recording import RecordRequest, record_document
-    from caee_cli.trace_recording import record as record_trace
-    from probes.text import plural
+    with ended_by_interrupts():
+        from caee_cli.output import emit_json, note, warn
+        from caee_cli.trace_recording import RecordRequest, record_document
+        from caee_cli.trace_recording import record as record_trace
+        from probes.text import plural
 
     report = record_trace(
         RecordRequest(
@@ -128,10 +130,11 @@ def import_(
     Reads topk-jsonl, vllm-jsonl, sglang-recorder, routed-experts, logical-count, olmoe-counts, glm-counts and
     eplb-weight files, and the .partial folder of an interrupted recording. Counts become a load profile.
     """
-    from caee_cli.output import emit_json, note, progress
-    from caee_cli.outputs import check_output
-    from runtime.trace.importers.formats import ImportOptions, phase_named
-    from runtime.trace.importing import import_trace, imported_info
+    with ended_by_interrupts():
+        from caee_cli.output import emit_json, note, progress
+        from caee_cli.outputs import check_output
+        from runtime.trace.importers.formats import ImportOptions, phase_named
+        from runtime.trace.importing import import_trace, imported_info
 
     check_output(output, force=force, inputs=[file])
     options = ImportOptions(num_experts=num_experts, top_k=top_k, model=model, phase=phase_named(phase))
@@ -174,12 +177,13 @@ def show(
     Balance is given by every formula that engines use, each named, over devices (experts placed contiguously) and
     over single experts.
     """
-    from caee_cli.output import emit_json
-    from caee_cli.output import show as print_tables
-    from reports.trace import trace_tables
-    from runtime.trace.importers.detect import detect_and_open
-    from runtime.trace.importers.formats import ImportOptions, check_asked
-    from runtime.trace.show import show_info
+    with ended_by_interrupts():
+        from caee_cli.output import emit_json
+        from caee_cli.output import show as print_tables
+        from reports.trace import trace_tables
+        from runtime.trace.importers.detect import detect_and_open
+        from runtime.trace.importers.formats import ImportOptions, check_asked
+        from runtime.trace.show import show_info
 
     options = ImportOptions(num_experts=num_experts, top_k=top_k)
     source = detect_and_open(file, options, format_name=format_name)
@@ -228,10 +232,11 @@ def synth(
     Expert loads come from a load profile; how often choices repeat, how shares fall and how long sequences are, from
     a token-level trace of another model. The parameters stand in the trace's metadata.
     """
-    from caee_cli.output import emit_json, note, progress
-    from caee_cli.outputs import check_output
-    from probes.text import plural
-    from runtime.trace.synth.synthesise import SynthOptions, synthesise_file
+    with ended_by_interrupts():
+        from caee_cli.output import emit_json, note, progress
+        from caee_cli.outputs import check_output
+        from probes.text import plural
+        from runtime.trace.synth.synthesise import SynthOptions, synthesise_file
 
     check_output(output, force=force, inputs=[like, profile])
     options = SynthOptions(
