@@ -192,10 +192,10 @@ def test_a_token_whose_scores_are_no_numbers_is_marked(
     plain = ExpertExecution._tokens
 
     def spoilt(self: ExpertExecution, layer: int, *others: object) -> object:
-        tokens = plain(self, layer, *others)  # type: ignore[arg-type]  # handed on as they come
+        tokens, sound = plain(self, layer, *others)  # type: ignore[arg-type]  # handed on as they come
         if layer == 1 and len(tokens.gates_TK) == 3:
-            tokens.gates_TK[1, 0] = np.nan
-        return tokens
+            tokens.gates_TK[1, 0], sound = np.nan, False
+        return tokens, sound
 
     monkeypatch.setattr(ExpertExecution, "_tokens", spoilt)
     report = record(checkpoint("qwen3_moe"), path, full_scores=full_scores)
