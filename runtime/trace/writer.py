@@ -50,7 +50,7 @@ class TraceWriter:
         check_meta(meta)
         self._path = path
         self._force = force
-        self._rows = _RowGroups(meta)
+        self._rows = _RowGroups(path, meta)
         self._stack = ExitStack()
         self.tokens = 0
 
@@ -177,7 +177,7 @@ class TraceRecorder:
 
     def _write_piece(self, chunk: RoutingTrace) -> None:
         with written_whole(self._folder / piece_name(self._pieces)) as stream:
-            rows = _RowGroups(self._meta)
+            rows = _RowGroups(self._folder, self._meta)
             rows.open(stream)
             rows.add(chunk)
             rows.close()
@@ -188,7 +188,8 @@ class TraceRecorder:
 class _RowGroups:
     """The Parquet side of both writers: row groups of bounded size in one stream."""
 
-    def __init__(self, meta: TraceMeta) -> None:
+    def __init__(self, path: Path, meta: TraceMeta) -> None:
+        self._path = path
         self._schema = schema_of(meta, {METADATA_KEY: meta_to_json(meta, ROUTING)})
         self._buffer = ChunkBuffer(tokens_per_chunk(meta))
         self._writer: Any = None
@@ -215,8 +216,10 @@ class _RowGroups:
         try:
             self._writer.write_table(table, row_group_size=max(1, table.num_rows))
         except OSError as error:
+            self._writer.is_open = False  # or it would write its end into a closed file when it is collected
             raise InputError(
-                f"cannot write the trace: {error}", hint="free some disk space, or write elsewhere"
+                f"cannot write {self._path}: {error.strerror or error}",
+                hint="free some disk space, or write elsewhere",
             ) from error
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from probes.errors import TraceError, UsageError
+from probes.errors import InputError, TraceError, UsageError
 from probes.files import written_whole
 from runtime.trace import chunking, writer
 from runtime.trace.chunking import cut, join, rechunk
@@ -152,6 +153,20 @@ def test_bad_values_are_refused_and_nothing_is_written(
     # Padding rows are not read, so the same values in them do no harm.
     kind = np.full(trace.tokens, TokenKind.PADDING, dtype=np.int8)
     write(tmp_path / "t.parquet", dataclasses.replace(trace, token_kind_T=kind))
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_a_disk_that_fills_up_names_the_file_and_leaves_nothing(
+    make_trace: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(pq.ParquetWriter, "write_table", full)
+    with pytest.raises(InputError, match=r"cannot write .*full\.parquet: No space left on device") as caught:
+        write(tmp_path / "full.parquet", make_trace())
+    assert caught.value.hint
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_existing_file_is_kept(make_trace: Any, tmp_path: Path) -> None:
