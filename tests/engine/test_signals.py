@@ -303,6 +303,8 @@ def test_a_file_of_steps_is_never_overwritten(tmp_path: Path) -> None:
         serving_signals(SignalRequest(steps_jsonl=tmp_path / "absent" / "f"), "m"),
     ):
         pass
+    with pytest.raises(UsageError, match="is a folder"), serving_signals(SignalRequest(steps_jsonl=tmp_path), "m"):
+        pass
 
 
 def test_a_file_without_a_step_does_not_stay(tmp_path: Path) -> None:
