@@ -59,7 +59,7 @@ def main() -> int:
         small, large = Path(temporary) / "small", Path(temporary) / "large"
         write_checkpoint(small, SMALL)
         write_checkpoint(large, LARGE)
-        good = [compare_models(small, rounds)]
+        good = [compare_models(folder, rounds) for folder in (small, large)]
         for tier in ("disk", "host"):
             compare_overlap(large, tier, max(2, rounds // 8))
         good += [compare_reads(folder, tier, rounds) for folder in (small, large) for tier in ("disk", "host")]

@@ -151,4 +151,4 @@ def _gate(function: str, logits: torch.Tensor) -> torch.Tensor:
 
 def as_float64(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.float64]]:
     """A float64 copy on the host: the decision widens float32 scores, so that all ranks compute on the same values."""
-    return tensor.detach().to("cpu", torch.float64, copy=True).numpy()
+    return tensor.detach().double().cpu().numpy()
