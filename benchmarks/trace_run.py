@@ -5,8 +5,10 @@
 In this order, each the installed command in a process of its own: `caee probe` and `caee calibrate` at the experts'
 size; a trace-driven run with the router's own choice, which tells what one expert's matmuls take; `caee simulate`
 on the calibrated disk with that compute, which is the prediction; then `caee run --trace` of the same steps and layers
-for `caee` and `budget`, in interleaved pairs. Prints both side by side. Under four minutes on an idle machine; on a
-busy one, or a disk that others use, the times say little. Exit code 1 where a run fetched anything else than simulated.
+for `caee` and `budget`, in interleaved pairs. Prints both side by side, and beside them what is predicted from the same
+calibration with the matmuls of the run's own passes with the router's choice: a processor that has become faster or
+slower since shows in the first error and not in the second. Four minutes on an idle machine; on a busy one, or a disk
+that others use, the times say little. Exit code 1 where a run fetched anything else than simulated.
 """
 
 from __future__ import annotations
@@ -63,9 +65,13 @@ class Bench:
         self.caee("probe", "--devices", f"cpu:{DEVICES}", "--sizes", shape.expert_bytes)
         calibration = self.json("calibrate")
         short = self.measured(trace, "router", STEPS, ROUTER_PAIRS)
-        compute, rest = (short["replay"][name] for name in ("expert_compute_seconds", "rest_seconds"))
-        predicted = self.predicted(trace, str(calibration["calibration_id"]), compute, rest)
+        compute = short["replay"]["expert_compute_seconds"]
+        before = self.predicted(trace, str(calibration["calibration_id"]), POLICIES, short)
         measured = {policy: self.measured(trace, policy, STEPS, self.pairs) for policy in POLICIES}
+        beside = {
+            policy: self.predicted(trace, str(calibration["calibration_id"]), (policy,), run)
+            for policy, run in measured.items()
+        }
         first = measured[POLICIES[0]]
         say(
             f"\n{first['model']}: experts of {format_size(shape.expert_bytes)} ({shape.storage.name}) on disk, "
@@ -75,15 +81,18 @@ class Bench:
             f"{format_seconds(first['predicted']['seconds_per_expert'][0])}, as measured before one expert's matmuls "
             f"{format_seconds(compute)}."
         )
-        return 0 if show(measured, predicted) else 1
+        return 0 if show(measured, before, beside) else 1
 
     def measured(self, trace: Path, policy: str, steps: int, pairs: int) -> dict[str, Any]:
         part = (*PART, "--steps", steps, "--pairs", pairs, "--devices", f"cpu:{DEVICES}", "--tier", "disk")
         return self.json("run", "--trace", trace, "--shape", self.shape, "--policy", policy, *part)
 
-    def predicted(self, trace: Path, calibration: str, compute: float, rest: float) -> dict[str, dict[str, Any]]:
-        """Figures by policy, ``router`` too."""
-        names = ("router", *POLICIES)
+    def predicted(
+        self, trace: Path, calibration: str, policies: Sequence[str], run: dict[str, Any]
+    ) -> dict[str, dict[str, Any]]:
+        """Figures by policy, ``router`` too, with matmuls as ``run`` measured them."""
+        names = ("router", *policies)
+        compute, rest = (run["replay"][name] for name in ("expert_compute_seconds", "rest_seconds"))
         machine = ("--machine", calibration, "--model", self.shape, "--devices", DEVICES, "--tier", "disk")
         times = ("--staged", "--expert-compute-seconds", f"{compute:.9f}", "--dense-seconds", f"{rest:.9f}")
         asked = [word for name in names for word in ("--policy", name)]
@@ -106,17 +115,21 @@ class Bench:
         return done.stdout
 
 
-def show(measured: dict[str, dict[str, Any]], predicted: dict[str, dict[str, Any]]) -> bool:
+def show(
+    measured: dict[str, dict[str, Any]],
+    before: dict[str, dict[str, Any]],
+    beside: dict[str, dict[str, dict[str, Any]]],
+) -> bool:
     """A row for every kind of pass, and what was cut; whether all fetched what was simulated."""
     rows: list[Sequence[str]] = [
-        ("pass", "TPOT measured", "simulated", "error", "cut measured", "simulated", "fetches")
+        ("pass", "TPOT measured", "predicted", "error", "own matmuls", "error", "cut measured", "predicted", "fetches")
     ]
     same = True
-    router = predicted["router"]
     for policy, run in measured.items():
-        for name, key, figures in (("router", "baseline", router), (policy, "with_policy", predicted[policy])):
-            seconds, expected = run[key]["tpot_seconds"]["median"], figures["time_per_step_seconds"]["mean"]
-            totals = [misses * run["workload"]["pairs"] for misses in figures["misses_per_device"]]
+        for name, key in (("router", "baseline"), (policy, "with_policy")):
+            seconds = run[key]["tpot_seconds"]["median"]
+            times = [_mean_seconds(figures[name]) for figures in (before, beside[policy])]
+            totals = [misses * run["workload"]["pairs"] for misses in before[name]["misses_per_device"]]
             equal = totals == run[key]["misses_per_device"]
             same = same and equal
             cuts = ("", "")
@@ -124,22 +137,20 @@ def show(measured: dict[str, dict[str, Any]], predicted: dict[str, dict[str, Any
                 low, high = run["gain"]["tpot"]["ci95"] or (math.nan, math.nan)  # of too few pairs
                 cuts = (
                     f"{1 - run['gain']['tpot']['ratio']:.1%} [{1 - high:.1%}, {1 - low:.1%}]",
-                    f"{1 - expected / router['time_per_step_seconds']['mean']:.1%}",
+                    f"{1 - times[0] / _mean_seconds(before['router']):.1%}",
                 )
-            rows.append(
-                (
-                    name,
-                    format_seconds(seconds),
-                    format_seconds(expected),
-                    f"{expected / seconds - 1:+.1%}",
-                    *cuts,
-                    "as simulated" if equal else f"{run[key]['misses_per_device']}, simulated {totals}",
-                )
-            )
+            predictions = [cell for each in times for cell in (format_seconds(each), f"{each / seconds - 1:+.1%}")]
+            fetches = "as simulated" if equal else f"{run[key]['misses_per_device']}, simulated {totals}"
+            rows.append((name, format_seconds(seconds), *predictions, *cuts, fetches))
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     for row in rows:
         say("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     return same
+
+
+def _mean_seconds(figures: dict[str, Any]) -> float:
+    seconds: float = figures["time_per_step_seconds"]["mean"]
+    return seconds
 
 
 def say(text: str) -> None:

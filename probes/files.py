@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import tempfile
 from collections.abc import Iterator
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import IO
 
 from probes.errors import InputError, UsageError
+
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
@@ -26,9 +29,13 @@ def written_whole(path: Path, *, force: bool = False) -> Iterator[IO[bytes]]:
             os.fsync(stream.fileno())
         temporary.chmod(0o666 & ~_umask())
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         with contextlib.suppress(FileNotFoundError):
             temporary.unlink()
+        if isinstance(error, OSError) and error.errno in NO_ROOM:
+            raise InputError(
+                f"cannot write {path}: {error.strerror}", hint="free some space, or write to another disk"
+            ) from error
         raise
 
 

@@ -54,26 +54,28 @@ def launch(program: Callable[[Any], Any], argument: Any, *, processes: int, pati
     """
     if processes == 1:
         return program(argument)
-    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     _silence_launcher()
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=processes,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        max_restarts=0,
-        monitor_interval=0.1,
-        start_method="forkserver",
-    )
     watch = Watch(processes, patience)
     try:
         _start_server(program)
-        with watch:
+        # The launcher's folder for logs, which nobody writes, would stay otherwise.
+        with tempfile.TemporaryDirectory(prefix="caee-launch-", ignore_cleanup_errors=True) as logs, watch:
+            config = LaunchConfig(
+                min_nodes=1,
+                max_nodes=1,
+                nproc_per_node=processes,
+                run_id=uuid.uuid4().hex,
+                rdzv_backend="c10d",
+                rdzv_endpoint="localhost:0",
+                max_restarts=0,
+                monitor_interval=0.1,
+                start_method="forkserver",
+                logs_specs=DefaultLogsSpecs(log_dir=logs),
+            )
             outcomes = elastic_launch(config, _guarded)(program, argument, os.getpid(), watch.senders, patience)
     except ChildFailedError as error:
         raise (watch.error or _died(error)) from error

@@ -32,7 +32,7 @@ def check_context(limit: int | None, prompt_tokens: int, max_new_tokens: int) ->
         raise UsageError(
             f"{prompt_tokens:,} prompt {'token' if prompt_tokens == 1 else 'tokens'} and {max_new_tokens:,} new ones "
             f"are more than the {limit:,} positions of the model (max_position_embeddings)",
-            hint="give a smaller --output-len, or shorter prompts (--input-len)",
+            hint="ask for fewer new tokens, or give shorter prompts",
         )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from probes.errors import CheckpointError
 
+LFS_POINTER = b"version https://git-lfs"
 HEADER_LIMIT_BYTES = 100 << 20
 """The format's own limit; a larger header is an attack or damage."""
 
@@ -88,6 +89,12 @@ def _read_header(path: Path) -> list[TensorEntry]:
         size = path.stat().st_size
         with path.open("rb") as stream:
             prefix = stream.read(8)
+            if prefix + stream.read(len(LFS_POINTER) - 8) == LFS_POINTER:
+                raise CheckpointError(
+                    f"{path} is a pointer of Git LFS, which stands for the file",
+                    hint="run git lfs pull in the model's folder, or download the model again",
+                )
+            stream.seek(8)
             length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
             if not 2 <= length <= min(HEADER_LIMIT_BYTES, size - 8):
                 raise _damaged(path, f"its header claims {length} bytes of a file of {size}")

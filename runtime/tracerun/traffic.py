@@ -109,7 +109,10 @@ def check_shape(shape: MoeShape, meta: TraceMeta, layers: int | None) -> None:
                 "with caee trace synth",
             )
     if layers is not None and not 1 <= layers <= shape.moe_layers:
-        raise UsageError(f"--layers {layers} is not possible: the config has {shape.moe_layers} MoE layers")
+        raise UsageError(
+            f"--layers {layers} is not possible: the config has {shape.moe_layers} MoE layers",
+            hint=f"give 1 to {shape.moe_layers}, or leave it out to replay all",
+        )
 
 
 def _how_many(request: TrafficRequest, there: int) -> tuple[int, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -122,3 +123,25 @@ def test_an_existing_file_needs_force_and_is_left_alone(file: Path) -> None:
     check_output(file, force=True)
     assert file.read_text() == "precious"
     assert [each.name for each in file.parent.iterdir() if each.is_file()] == ["input"]
+
+
+def write_half(file: Path, number: int) -> None:
+    with written_whole(file, force=True) as stream:
+        stream.write(b"half")
+        raise OSError(number, os.strerror(number))
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_disk_without_room_leaves_what_was_there_and_names_the_file(file: Path, number: int) -> None:
+    with pytest.raises(InputError) as caught:
+        write_half(file, number)
+    assert caught.value.message == f"cannot write {file}: {os.strerror(number)}"
+    assert "free some space" in (caught.value.hint or "")
+    assert file.read_text() == "precious"
+    assert [path.name for path in file.parent.iterdir() if path.is_file()] == [file.name]
+
+
+def test_other_faults_pass_as_they_are(file: Path) -> None:
+    with pytest.raises(OSError, match="Input/output"):
+        write_half(file, errno.EIO)
+    assert file.read_text() == "precious"

@@ -267,6 +267,14 @@ def test_a_header_longer_than_the_format_allows_is_not_read(tmp_path: Path) -> N
     assert "header claims" in refusal(tmp_path).message
 
 
+def test_a_pointer_of_git_lfs_is_named_as_such(tmp_path: Path) -> None:
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+    (tmp_path / "model.safetensors").write_text(pointer)
+    error = refusal(tmp_path)
+    assert "model.safetensors is a pointer of Git LFS" in error.message
+    assert "git lfs pull" in (error.hint or "")
+
+
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     save_shards(tmp_path, per_expert_tensors(), 3)
     (tmp_path / "model-00002-of-00003.safetensors").unlink()

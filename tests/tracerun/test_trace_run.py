@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -136,7 +137,12 @@ def test_fetches_are_those_of_the_simulator(
     assert treated.removed_importance > 0
 
 
-def test_every_pass_of_two_ranks_fetches_as_simulated(make_source: Any, make_options: Options) -> None:
+def test_every_pass_of_two_ranks_fetches_as_simulated(
+    make_source: Any, make_options: Options, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
     source, policy = make_source(), "budget:epsilon=0.2,reuse=0.5"
     options = make_options(source, policy=policy, devices="cpu:2", pairs=2, cache_experts=4, check_ranks=True)
     report: TraceRunReport = launch(run_trace_rank, options, processes=2)
@@ -148,6 +154,8 @@ def test_every_pass_of_two_ranks_fetches_as_simulated(make_source: Any, make_opt
             assert record.ttft_seconds is None
     assert report.checked_experts == 4
     assert len(report.devices) == 2
+    # Python's own folder goes with the process.
+    assert [path.name for path in temporary.iterdir() if not path.name.startswith("pymp-")] == []
 
 
 def without_room_on_rank_1(options: TraceRunOptions) -> TraceRunReport:
