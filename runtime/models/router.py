@@ -51,7 +51,7 @@ class RouterView:
         self._logits: torch.Tensor | None = None
         self._rule: WeightRule | None = None
         self._bias = _selection_bias(experts, parent)
-        self._limits_groups = any(getattr(module, "num_group", 1) > 1 for module in (parent, *parent.children()))
+        self._limits_groups = any((getattr(module, "num_group", 1) or 1) > 1 for module in (parent, *parent.children()))
         self._biased = "scores"
         for child in parent.children():
             if child is not experts:

@@ -263,7 +263,7 @@ def test_experts_without_a_parameter_of_the_model_are_refused(
 
 def test_a_missing_dense_tensor_is_named(checkpoint: Checkpoint, open_session: OpenSession, tmp_path: Path) -> None:
     folder = changed(copy_of(checkpoint("qwen3_moe"), tmp_path), lambda tensors: tensors.pop("model.norm.weight"))
-    with pytest.raises(CheckpointError, match=r"lacks 1 dense tensors of the qwen3_moe model.* model\.norm\.weight"):
+    with pytest.raises(CheckpointError, match=r"lacks 1 dense tensor of the qwen3_moe model.* model\.norm\.weight"):
         open_session(folder)
 
 
