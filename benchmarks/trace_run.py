@@ -63,15 +63,12 @@ class Bench:
         trace = self.folder / "trace.parquet"
         self.caee("trace", "import", self.trace, "-o", trace, "--num-experts", shape.num_experts)
         self.caee("probe", "--devices", f"cpu:{DEVICES}", "--sizes", shape.expert_bytes)
-        calibration = self.json("calibrate")
+        calibration = str(self.json("calibrate")["calibration_id"])
         short = self.measured(trace, "router", STEPS, ROUTER_PAIRS)
         compute = short["replay"]["expert_compute_seconds"]
-        before = self.predicted(trace, str(calibration["calibration_id"]), POLICIES, short)
+        before = self.predicted(trace, calibration, POLICIES, short)
         measured = {policy: self.measured(trace, policy, STEPS, self.pairs) for policy in POLICIES}
-        beside = {
-            policy: self.predicted(trace, str(calibration["calibration_id"]), (policy,), run)
-            for policy, run in measured.items()
-        }
+        beside = {policy: self.predicted(trace, calibration, (policy,), run) for policy, run in measured.items()}
         first = measured[POLICIES[0]]
         say(
             f"\n{first['model']}: experts of {format_size(shape.expert_bytes)} ({shape.storage.name}) on disk, "

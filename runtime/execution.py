@@ -114,8 +114,8 @@ class ExpertExecution:
         self._staging = range(layout.cache_slots, layout.cache_slots + layout.staging_slots)
         # What each cache slot really holds, as layer · N + expert; the book says what it should hold.
         self._held = np.full(layout.cache_slots, -1, np.int64)
-        # Set where everything is in its slot for good: this device's slot of each expert [L, N], -1 for the others'.
-        self._fixed_slots_LN: Ints | None = None
+        # On the device: whether every expert is in its slot, where it then stays.
+        self._all_in_place = False
         self._on_device = Machine(
             placement_NR=layout.placement_N[:, None],
             cost_NR=layout.cost_N[:, None],
@@ -171,20 +171,11 @@ class ExpertExecution:
         requests = [Request(*divmod(int(wanted[slot]), self.num_experts), int(slot)) for slot in stale]
         self._transfers.fetch(requests).wait()
         self._held[stale] = wanted[stale]
-        self._fixed_slots_LN = None if self.layout.offloading else self._slots_if_all_have_one()
-
-    def _slots_if_all_have_one(self) -> Ints | None:
-        """[L, N] the slots of this device's experts, where every device has all of its own in its cache."""
-        slots_LN = np.full((self.num_layers, self.num_experts), -1, np.int64)
-        for device, book in enumerate(self.books):
-            own = np.flatnonzero(self.layout.placement_N == device)
-            for layer in range(self.num_layers):
-                slots = book.slots_of(layer, own)
-                if min(slots) < 0:
-                    return None
-                if device == self._ranks.rank:
-                    slots_LN[layer, own] = slots
-        return slots_LN
+        self._all_in_place = not self.layout.offloading and all(
+            book.resident(layer)[self.layout.placement_N == device].all()
+            for device, book in enumerate(self.books)
+            for layer in range(self.num_layers)
+        )
 
     def start_step(self, context: StepContext) -> None:
         """Every forward pass of the model begins with this."""
@@ -353,20 +344,12 @@ class ExpertExecution:
         return tokens, sound
 
     def _machine(self, layer: int, policy: Policy, resident_N: Bools) -> Machine:
-        layout = self.layout
-        if not layout.offloading:
+        if not self.layout.offloading:
             return self._on_device
         rate_N = None
         if policy.spec.parameters.get("reuse"):
             rate_N = sum((book.rate(layer) for book in self.books), np.zeros(self.num_experts))
-        return Machine(
-            placement_NR=layout.placement_N[:, None],
-            cost_NR=layout.cost_N[:, None],
-            resident_NR=resident_N[:, None],
-            devices=layout.devices,
-            groups=layout.groups,
-            rate_N=rate_N,
-        )
+        return dataclasses.replace(self._on_device, resident_NR=resident_N[:, None], rate_N=rate_N)
 
     def _resident(self, layer: int) -> Bools:
         """[N] whether each expert is in its own device's cache; on-device none is, since each is read."""
@@ -384,9 +367,9 @@ class ExpertExecution:
         placement_N = self.layout.placement_N
         used_E, used_D1 = experts_by_device(ids_TK, placement_N, self.layout.devices)
         plan = _Plan()
-        if self._fixed_slots_LN is not None:
-            here = used_E[used_D1[self._ranks.rank] : used_D1[self._ranks.rank + 1]]
-            plan.ready = dict(zip(here.tolist(), self._fixed_slots_LN[layer, here].tolist(), strict=True))
+        if self._all_in_place:
+            rank = self._ranks.rank
+            plan.use_resident(layer, self.books[rank], used_E[used_D1[rank] : used_D1[rank + 1]])
             return plan
         counts_demand = self.books[0].spec.counts_demand
         if counts_demand:

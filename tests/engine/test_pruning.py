@@ -192,10 +192,10 @@ def test_on_device_the_way_there_does_not_show(checkpoint: Checkpoint, open_sess
         )
         if filled:
             session.execution.fill_caches()
-        assert (session.execution._fixed_slots_LN is not None) == filled
+        assert session.execution._all_in_place == filled
         session.run_pass(PROMPTS, session.router)
         record = session.run_pass(PROMPTS, session.asked_policy())
-        assert (session.execution._fixed_slots_LN is not None) == filled
+        assert session.execution._all_in_place == filled
         counts = [[layer.dispatched_D.tolist() for layer in step.layers] for step in record.steps]
         found.append((record.token_ids, counts))
     assert found[0] == found[1]
